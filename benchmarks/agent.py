@@ -89,7 +89,7 @@ class _Numbered:
         self.path = str(rank)
 
 
-def told_after_s(service: AgentService, ranks: list[subprocess.Popen[bytes]]) -> list[float]:
+def reported_after_s(service: AgentService, ranks: list[subprocess.Popen[bytes]]) -> list[float]:
     """Kill the ranks one by one; seconds until the service has each exit."""
     seconds = []
     for count, rank in enumerate(ranks, 1):
@@ -178,7 +178,7 @@ def main() -> None:
                 sizes = [len(wire.encode(batch)) for batch in service.batches[5:]]
                 restarts = restarted_after_s(agent, 3)
                 until(lambda: service.batches[-1].boot != service.batches[0].boot)
-                exits = told_after_s(service, ranks)
+                exits = reported_after_s(service, ranks)
         finally:
             for rank in ranks:
                 rank.kill()

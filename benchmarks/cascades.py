@@ -82,14 +82,14 @@ class CascadeCount:
     causes: int = 0
     incidents: int = 0
     right: int = 0
-    told: Counter[str] = field(default_factory=Counter)
+    notified: Counter[str] = field(default_factory=Counter)
     resolved: Counter[str] = field(default_factory=Counter)
 
     def __iadd__(self, other: CascadeCount) -> CascadeCount:
         self.causes += other.causes
         self.incidents += other.incidents
         self.right += other.right
-        self.told += other.told
+        self.notified += other.notified
         self.resolved += other.resolved
         return self
 
@@ -97,7 +97,7 @@ class CascadeCount:
         """As cells of the table."""
         cells = [str(self.causes), str(self.incidents), str(self.right)]
         for receiver in ("on-call", "everything"):
-            cells += [f"{self.told[receiver] / self.causes:.2f}", f"{self.resolved[receiver] / self.causes:.2f}"]
+            cells += [f"{self.notified[receiver] / self.causes:.2f}", f"{self.resolved[receiver] / self.causes:.2f}"]
         return cells
 
 
@@ -298,7 +298,7 @@ def judged(job: Job) -> tuple[list[Incident], list[Transition], CascadeCount]:
     pipeline, topology_state = DetectionPipeline("benchmark", detectors), topology_state_of(job.topology())
     incidents: dict[str, Incident] = {}
     transitions: list[Transition] = []
-    told: defaultdict[str, set[str]] = defaultdict(set)
+    notified: defaultdict[str, set[str]] = defaultdict(set)
     count = CascadeCount()
     now_s = 0.0
     for observation in generate(job):
@@ -312,10 +312,10 @@ def judged(job: Job) -> tuple[list[Incident], list[Transition], CascadeCount]:
             transition = Transition(incident.transitions, news.what, news.actor, news.text, news.fields, now_s, version)
             transitions.append(transition)
             if announcement := incident_announcement(transition, {}):
-                situation = Situation(announcement, (), told[incident.id], MessageLimit(), unix_ns(now_s))
+                situation = Situation(announcement, (), notified[incident.id], MessageLimit(), unix_ns(now_s))
                 names = [one.receiver.name for one in notifications(situation, RECEIVERS)]
-                told[incident.id].update(names)
-                counter = count.resolved if news.what is TransitionKind.RESOLVED else count.told
+                notified[incident.id].update(names)
+                counter = count.resolved if news.what is TransitionKind.RESOLVED else count.notified
                 counter.update(names)
     return list(incidents.values()), transitions, count
 

@@ -69,7 +69,7 @@ def cells(case: Case | ClusterCase, got: Score) -> list[str]:
         str(len(got.false)),
         str(got.informed),
         f"{got.incidents / max(got.roots, 1):.1f}",
-        f"{got.told / max(got.roots, 1):.1f}",
+        f"{got.notified / max(got.roots, 1):.1f}",
     ]
 
 

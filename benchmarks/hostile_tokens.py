@@ -240,9 +240,9 @@ def row(title: str, phases: list[LoadPhase], alone_ms: float) -> str:
     """A line of the table."""
     p50, p99 = (statistics.median(one.quantile_ms(part) for one in phases) for part in (0.5, 0.99))
     failed = sum((one.failed for one in phases), Counter[str]())
-    told = ", ".join(f"{what}: {times}" for what, times in sorted(failed.items())) or "0"
+    reported = ", ".join(f"{what}: {times}" for what, times in sorted(failed.items())) or "0"
     posts, cpu = sum(len(one.latencies_s) for one in phases), statistics.median(one.cpu for one in phases)
-    return f"| {title or 'alone'} | {posts} | {p50:.0f} | {p99:.0f} | {p99 / alone_ms:.2f} | {told} | {cpu:.2f} |"
+    return f"| {title or 'alone'} | {posts} | {p50:.0f} | {p99:.0f} | {p99 / alone_ms:.2f} | {reported} | {cpu:.2f} |"
 
 
 def main() -> None:

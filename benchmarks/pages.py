@@ -153,7 +153,7 @@ def load(context: BrowserContext, address: str, path: str, selector: str) -> Pag
     wire = context.new_cdp_session(page)
     wire.send("Network.enable")
     found = PageLoad(0.0)
-    wire.on("Network.loadingFinished", lambda told: found.sizes.append(int(told["encodedDataLength"])))
+    wire.on("Network.loadingFinished", lambda reported: found.sizes.append(int(reported["encodedDataLength"])))
     page.add_init_script(PAINTED.replace("SELECTOR", json.dumps(selector)))
     page.goto(address + path)
     deadline_s = time.monotonic() + LIMIT_MS / 1e3
@@ -270,8 +270,8 @@ def commit_for(engine: Engine, seconds: float) -> None:
         began_s = time.monotonic()
         topic = "job" if number % (5 * COMMITS_A_SECOND) else "incident"
         with write(engine) as connection:
-            told = {"state": "running", "step": number}
-            publish(connection, topic, WIDE, told, time.time_ns())
+            reported = {"state": "running", "step": number}
+            publish(connection, topic, WIDE, reported, time.time_ns())
         time.sleep(max(0.0, 1 / COMMITS_A_SECOND - (time.monotonic() - began_s)))
 
 

@@ -229,11 +229,11 @@ def steps_and_power(folder: Path, name: str, labels: dict[str, Any]) -> ScoredSe
     for _ in range(DIPS if last > DIP_AFTER_SLOTS else 0):
         node, at = int(chance.integers(len(slots[0].devices))), int(chance.integers(DIP_AFTER_SLOTS, last))
         dipped = [*slots[:at], *(_dip(one, node) for one in slots[at : at + DIP_SLOTS]), *slots[at + DIP_SLOTS :]]
-        told = [(slot, one.number) for slot, one in _troubles(dipped)]
-        inside = [slot - at for slot, number in told if number == node and at <= slot < at + DIP_SLOTS]
+        reported = [(slot, one.number) for slot, one in _troubles(dipped)]
+        inside = [slot - at for slot, number in reported if number == node and at <= slot < at + DIP_SLOTS]
         event = LabelledEvent("power", "dip", at, at + DIP_SLOTS, must=True)
         series.found.append((event, min(inside) if inside else None))
-        series.informed += [f"node {number}" for _, number in told if number != node]
+        series.informed += [f"node {number}" for _, number in reported if number != node]
     return series
 
 
@@ -248,10 +248,10 @@ def _slots(path: Path) -> Iterator[DeviceCounters]:
     nodes = 1 + max(max(of_node) for of_node in found.values())
     named = tuple((f"node-{node}", "") for node in range(nodes))
     for number, at in enumerate(sorted(found)):
-        watts, told = np.zeros(nodes), np.zeros(nodes, dtype=bool)
+        watts, reported = np.zeros(nodes), np.zeros(nodes, dtype=bool)
         for node, read in found[at].items():
-            watts[node], told[node] = np.mean(read), True
-        yield DeviceCounters(number, at * SLOT_S, named, {"power_w": watts}, {"power_w": told})
+            watts[node], reported[node] = np.mean(read), True
+        yield DeviceCounters(number, at * SLOT_S, named, {"power_w": watts}, {"power_w": reported})
 
 
 def _dip(counters: DeviceCounters, node: int) -> DeviceCounters:
@@ -281,14 +281,14 @@ def faults(folder: Path, name: str, labels: dict[str, Any]) -> ScoredSeries:
     series, incidents = ScoredSeries(name, len(rows)), dict[str, Incident]()
     correlator.begin(ATTEMPT)
     for index, row in enumerate(rows):
-        told = correlator.evaluate(records.findings(row), topology_state)
-        incidents |= {one.incident.id: one.incident for one in told}
+        reported = correlator.evaluate(records.findings(row), topology_state)
+        incidents |= {one.incident.id: one.incident for one in reported}
         if row["event"] == "fault_start":
             # A second fault of a node while the first lasts belongs to the incident that is open.
             named = any(one.state == "open" and row["node"] in one.hosts for one in incidents.values())
             event = LabelledEvent("fault", row["class"], index, index, must=True)
             series.found.append((event, 0 if named else None))
-        series.incidents += sum(one.what is TransitionKind.OPENED for one in told)
+        series.incidents += sum(one.what is TransitionKind.OPENED for one in reported)
     for incident in incidents.values():
         if len(incident.hosts) > 1 or incident.state == "open":
             series.false.append(f"{incident.kind} {incident.state} on {incident.hosts}")

@@ -64,7 +64,7 @@ class Score:
     roots: int = 0
     incidents: int = 0
     """Without info-level incidents that report standing conditions or opened before any fault."""
-    told: int = 0
+    notified: int = 0
     """Openings and updates of incidents that are not for information only: what receivers are sent, but for the end."""
 
     def add(self, case: Case | ClusterCase, seed: int) -> None:
@@ -73,7 +73,7 @@ class Score:
         findings, incidents, messages = judged(job)
         self.roots += len(job.labels)
         self.incidents += sum(_counts(incident, job) for incident in incidents)
-        self.told += messages
+        self.notified += messages
         for label in job.labels:
             # A fault that begins before the first step cannot be found before it.
             seen = replace(label, at_step=max(label.at_step, job.start_step))

@@ -64,7 +64,7 @@ def main(arguments: list[str]) -> int:
         except AssertionError as error:
             failed = str(error)
         total, right = rank_steps(cluster, options.scenario)
-    told = {
+    reported = {
         "lasted": f"{lasted_s:.0f} s",
         "broker, database": f"{options.broker if options.form.startswith('kafka') else 'none'}, "
         f"{'SQLite' if options.form == 'sqlite' else 'PostgreSQL'}",
@@ -78,7 +78,7 @@ def main(arguments: list[str]) -> int:
         "all delivered after the end": f"{came.settle_s:.1f} s",
     }
     table = Table("what", "found")
-    for what, found in told.items():
+    for what, found in reported.items():
         table.add_row(what, found)
     Console(width=120).print(table)
     failed = failed or (f"{total - right} rank-steps are not as they were sent" if right != total else "")

@@ -165,7 +165,7 @@ def start(
     if _is_relaunched(env) if relaunches is None else relaunches:
         watch.allow("relaunch")
     if grace_s is not None:
-        watch.tell_grace(grace_s)
+        watch.report_grace(grace_s)
     if not lockstep:
         recorder.declare({"lockstep": False})
     _take_stack_signal(watch, recorder, stack_signal)
@@ -184,20 +184,20 @@ def start(
     return watch
 
 
-def _checkpoint_roots(env: Mapping[str, str], told: Sequence[str] | None) -> list[str]:
+def _checkpoint_roots(env: Mapping[str, str], reported: Sequence[str] | None) -> list[str]:
     """The declared checkpoint roots; local ones as absolute path too, and as relative one below this directory.
 
     Raises:
         ValueError: one is not valid, or there are too many.
     """
-    if isinstance(told, str):
-        raise ValueError(f"checkpoint_roots must be a list of folders and URLs, not {told!r}")  # noqa: TRY004
-    if told is None:
-        told = [text for text in env.get("RANKWATCH_CHECKPOINT_ROOTS", "").split(",") if text.strip()]
-    if len(told) > ROOTS_MAX // 2:
-        raise ValueError(f"checkpoint_roots takes at most {ROOTS_MAX // 2} folders and URLs, not {len(told)}")
+    if isinstance(reported, str):
+        raise ValueError(f"checkpoint_roots must be a list of folders and URLs, not {reported!r}")  # noqa: TRY004
+    if reported is None:
+        reported = [text for text in env.get("RANKWATCH_CHECKPOINT_ROOTS", "").split(",") if text.strip()]
+    if len(reported) > ROOTS_MAX // 2:
+        raise ValueError(f"checkpoint_roots takes at most {ROOTS_MAX // 2} folders and URLs, not {len(reported)}")
     roots: dict[str, None] = {}
-    for text in (str(each).strip() for each in told):
+    for text in (str(each).strip() for each in reported):
         forms = [text]
         if "://" not in text:
             absolute, here = os.path.abspath(text), os.getcwd()
@@ -298,13 +298,13 @@ def _make_current(watch: Watch) -> None:
         _hooked = True
         previous = sys.excepthook
 
-        def note_then_tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        def note_then_report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
             # At a prompt, and after a script of `python -i`, the process lives on.
             if _current is not None and not (sys.flags.inspect or hasattr(sys, "ps1")):
                 _current.crashed(error, trace)
             previous(kind, error, trace)
 
-        sys.excepthook = note_then_tell
+        sys.excepthook = note_then_report
         processes = sys.modules.get("multiprocessing.process")  # not imported: this process is none of it
         if processes is not None and processes.parent_process() is not None:
             from multiprocessing.util import Finalize  # noqa: PLC0415, TID251 - rarely needed; starts none

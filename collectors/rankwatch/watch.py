@@ -176,7 +176,7 @@ class Watch:
         """Declare further actions that this job supports, for instance `relaunch` with a custom launcher."""
         self._loop.allow(*actions)
 
-    def tell_grace(self, seconds: float) -> None:
+    def report_grace(self, seconds: float) -> None:
         """Declare how long the launcher waits between asking the ranks to end and killing them."""
         self._loop.exit.grace_s = seconds
         self._recorder.declare({"grace_s": seconds})

@@ -52,7 +52,7 @@ class AlertDetector(DispatchingDetector):
         for rank, host in enumerate(start.topology.host):
             self._ranks_of.setdefault(host, []).append(rank)
         # The end of the job has ended its incidents, but not these alerts.
-        return [finding for name in self._firing for finding in self._tell(name)] if new_launch else []
+        return [finding for name in self._firing for finding in self._report(name)] if new_launch else []
 
     def _on_occurrence(self, occurrence: Occurrence) -> Sequence[Finding]:
         if occurrence.kind == "accepted":
@@ -85,16 +85,16 @@ class AlertDetector(DispatchingDetector):
         if not firing:
             return self._end(name, summary)
         self._firing[name] = firing
-        return self._tell(name) if firing.keys() != before.keys() else []
+        return self._report(name) if firing.keys() != before.keys() else []
 
-    def _tell(self, name: str) -> list[Finding]:
+    def _report(self, name: str) -> list[Finding]:
         """Report the alerts of a name that fire now."""
         scope, alerts = IncidentScope.of_alert(name), sorted(self._firing[name].values(), key=_gravity, reverse=True)
         hosts: dict[str, list[str]] = {}
         for host in self._ranks_of:
             hosts.setdefault(host_key(host), []).append(host)
         ranks = [self._ranks(alert, hosts) for alert in alerts]
-        told: dict[str, Any] = {
+        reported: dict[str, Any] = {
             "attempt": self.attempt,
             "severity": Severity(alerts[0]["severity"]),
             # One alert about the whole job makes all of them about it.
@@ -104,10 +104,16 @@ class AlertDetector(DispatchingDetector):
             "evidence": _evidence(name, alerts),
         }
         if scope in self.episodes:
-            return self.episodes.update(scope, **told)
+            return self.episodes.update(scope, **reported)
         since_s = min(*(alert["starts_s"] for alert in alerts), self.now_s)
         return self.episodes.open(
-            scope, onset_step=None, detected_step=None, onset_time_s=since_s, score=float("inf"), confidence=1.0, **told
+            scope,
+            onset_step=None,
+            detected_step=None,
+            onset_time_s=since_s,
+            score=float("inf"),
+            confidence=1.0,
+            **reported,
         )
 
     def _end(self, name: str, summary: str) -> list[Finding]:
@@ -183,8 +189,13 @@ def _evidence(name: str, alerts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     gravest = alerts[0]
     listed = [{"summary": one["summary"], "labels": _text(one["labels"])} for one in alerts[:LISTED_MAX]]
     # An address that is not known stays, empty: it takes the place of that of an alert which has ended.
-    told = {"alert": name, "alerts_firing": len(alerts), "url": gravest["url"], "runbook_url": gravest["runbook_url"]}
-    return told | {"alerts": listed}
+    reported = {
+        "alert": name,
+        "alerts_firing": len(alerts),
+        "url": gravest["url"],
+        "runbook_url": gravest["runbook_url"],
+    }
+    return reported | {"alerts": listed}
 
 
 def _text(labels: Mapping[str, str]) -> str:

@@ -221,7 +221,7 @@ class Presence:
     computed: dict[str, frozenset[str]] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Cache of what `told` gives."""
 
-    def told(self, column: TextColumn) -> frozenset[str]:
+    def reported(self, column: TextColumn) -> frozenset[str]:
         """The different texts of a column: few, whatever the number of ranks."""
         if column not in self.computed:
             self.computed[column] = frozenset(getattr(self, column))
@@ -229,10 +229,10 @@ class Presence:
 
     def where(self, column: TextColumn, *wanted: str) -> Bools:
         """Ranks whose text is one of the wanted ones."""
-        told = self.told(column)
-        if told.isdisjoint(wanted):
+        reported = self.reported(column)
+        if reported.isdisjoint(wanted):
             return np.zeros(self.has_reported.size, dtype=np.bool_)
-        if told.issubset(wanted):
+        if reported.issubset(wanted):
             return np.ones(self.has_reported.size, dtype=np.bool_)
         return np.fromiter(
             (text in wanted for text in getattr(self, column)), dtype=np.bool_, count=self.has_reported.size

@@ -38,7 +38,7 @@ class Episodes(Stateful):
     def __len__(self) -> int:
         return len(self._open)
 
-    def told(self, scope: IncidentScope) -> Mapping[str, Any]:
+    def reported(self, scope: IncidentScope) -> Mapping[str, Any]:
         """The newest finding of an open episode, by field name."""
         return self._open[str(scope)]
 
@@ -85,7 +85,7 @@ class Episodes(Stateful):
 
     def update(self, scope: IncidentScope, **changes: Any) -> list[Finding]:
         """Report a material change of an open episode; fields that are not passed stay as last reported."""
-        return [self._tell(scope, Change.UPDATE, changes)]
+        return [self._report(scope, Change.UPDATE, changes)]
 
     def mark(self, scope: IncidentScope, what: str, step: int) -> list[Finding]:
         """Note in an open episode that a change was declared since. It stays open: a declaration is no repair.
@@ -95,10 +95,10 @@ class Episodes(Stateful):
             what: the change, as a sentence.
             step: the first with it; -1: not known.
         """
-        told = self._open[str(scope)]
-        before, marks = told["evidence"].get("declared", ""), {"declared": what, "declared_step": step}
-        summary = f"{told['summary'].removesuffix(f' {before}')} {what}"
-        return self.update(scope, summary=summary, evidence={**told["evidence"], **marks})
+        reported = self._open[str(scope)]
+        before, marks = reported["evidence"].get("declared", ""), {"declared": what, "declared_step": step}
+        summary = f"{reported['summary'].removesuffix(f' {before}')} {what}"
+        return self.update(scope, summary=summary, evidence={**reported["evidence"], **marks})
 
     def note(self, scope: IncidentScope, evidence: Mapping[str, Any]) -> None:
         """Change the evidence of an open episode without a finding; the next finding includes it."""
@@ -115,7 +115,7 @@ class Episodes(Stateful):
         """Close an episode. `evidence` is merged into the evidence reported before."""
         merged = {**self._open[str(scope)]["evidence"], **(evidence or {})}
         changes = {"detected_step": step, "detected_time_s": time_s, "summary": summary, "evidence": merged}
-        finding = self._tell(scope, Change.CLOSE, changes)
+        finding = self._report(scope, Change.CLOSE, changes)
         del self._open[str(scope)]
         return [finding]
 
@@ -127,17 +127,17 @@ class Episodes(Stateful):
         """Drop all episodes without a finding."""
         self._open = {}
 
-    def _tell(self, scope: IncidentScope, change: Change, changes: Mapping[str, Any]) -> Finding:
-        told = {**self._open[str(scope)], **changes}
+    def _report(self, scope: IncidentScope, change: Change, changes: Mapping[str, Any]) -> Finding:
+        reported = {**self._open[str(scope)], **changes}
         finding = Finding(
             kind=self._kind,
             change=change,
             **{
-                **told,
+                **reported,
                 "scope": scope,
-                "severity": Severity(told["severity"]),
-                "ranks": tuple(told["ranks"]),
-                "evidence": plain(told["evidence"]),
+                "severity": Severity(reported["severity"]),
+                "ranks": tuple(reported["ranks"]),
+                "evidence": plain(reported["evidence"]),
             },
         )
         self._remember(finding)

@@ -231,8 +231,8 @@ def has_deadline(finding: Finding) -> bool:
 
 def by_deadline(finding: Finding) -> dict[str, Any]:
     """The explanation of a finding that `has_deadline`."""
-    told = finding.evidence
-    age_s, deadline_s = float(told["age_s"]), float(told["deadline_s"])
+    reported = finding.evidence
+    age_s, deadline_s = float(reported["age_s"]), float(reported["deadline_s"])
     crossed = Suspect(finding.scope, Statistic.AGE, age_s, deadline_s, size=age_s)
     points = [
         [None, finding.onset_time_s, 0.0, deadline_s, 0, 0.0, ""],
@@ -406,12 +406,12 @@ class StatisticHistories(Stateful):
             Explanations of what it opened.
         """
         opened = [finding for finding in findings if finding.change is Change.OPEN] if findings else ()
-        told = [why for finding in opened if (why := self._why(detector, finding, counts)) is not None]
+        reported = [why for finding in opened if (why := self._why(detector, finding, counts)) is not None]
         if frame.kind is StepKind.TRAIN and not frame.late:
             suspects = detector.suspects(frame)
             if suspects:
                 _follow(self._histories.setdefault(detector.name, {}), suspects, frame)
-        return told
+        return reported
 
     def forget(self, detector: str) -> None:
         """Drop the histories of a detector."""

@@ -428,7 +428,7 @@ class MetricDetector(DispatchingDetector):
             finding
             for watch in self._watches.values()
             if watch.push(frame, self.now_s)
-            for finding in self._tell(watch, frame)
+            for finding in self._report(watch, frame)
         ]
 
     def _on_occurrence(self, occurrence: Occurrence) -> Sequence[Finding]:
@@ -442,7 +442,7 @@ class MetricDetector(DispatchingDetector):
                 findings += self.episodes.close(scope, None, self.now_s, f"What the rule {name} found was accepted.")
         return findings
 
-    def _tell(self, watch: RuleWatch, frame: Frame) -> list[Finding]:
+    def _report(self, watch: RuleWatch, frame: Frame) -> list[Finding]:
         scope = IncidentScope.of_rule(watch.rule.name)
         if not watch.held.any_open:
             if scope not in self.episodes:
@@ -453,12 +453,12 @@ class MetricDetector(DispatchingDetector):
         ranks = culprits[:CULPRITS_MAX]
         if scope not in self.episodes:
             return self._open(scope, watch, frame, ranks)
-        told = self.episodes.told(scope)
-        if set(ranks) <= set(told["ranks"]):
+        reported = self.episodes.reported(scope)
+        if set(ranks) <= set(reported["ranks"]):
             return []
-        evidence = {**told["evidence"], **watch.evidence(), "ranks_beyond": len(culprits)}
+        evidence = {**reported["evidence"], **watch.evidence(), "ranks_beyond": len(culprits)}
         return self.episodes.update(
-            scope, ranks=ranks, detected_step=max(frame.step, told["onset_step"]), evidence=evidence
+            scope, ranks=ranks, detected_step=max(frame.step, reported["onset_step"]), evidence=evidence
         )
 
     def _open(self, scope: IncidentScope, watch: RuleWatch, frame: Frame, ranks: tuple[int, ...]) -> list[Finding]:

@@ -29,7 +29,7 @@ class RefusalConfig:
 class RefusalDetector(DispatchingDetector):
     """One kind of refusal. Scope "job"; a new attempt does not end the episode. Memory: constant."""
 
-    STATE: ClassVar[str] = "_refused _told _last_s"
+    STATE: ClassVar[str] = "_refused _reported _last_s"
 
     def __init__(self, kind: Kind, config: RefusalConfig) -> None:
         self.kind = kind
@@ -39,7 +39,7 @@ class RefusalDetector(DispatchingDetector):
         self._config = config
         self._refused: dict[str, int] = {}
         """By `what`, messages refused in this episode."""
-        self._told = 0
+        self._reported = 0
         """Messages refused as of the last finding."""
         self._last_s = 0.0
 
@@ -57,15 +57,15 @@ class RefusalDetector(DispatchingDetector):
         self._refused[what] = self._refused.get(what, 0) + int(occurrence.fields.get("count", 1))
         self._last_s = self.now_s
         refused = sum(self._refused.values())
-        told = self._described(occurrence, refused)
+        reported = self._described(occurrence, refused)
         if WHOLE_JOB in self.episodes:
-            # Told again whenever the number has doubled: a flood of millions is twenty updates.
-            if refused < 2 * self._told:
-                self.episodes.note(WHOLE_JOB, told["evidence"])
+            # Reported again whenever the number has doubled: a flood of millions is twenty updates.
+            if refused < 2 * self._reported:
+                self.episodes.note(WHOLE_JOB, reported["evidence"])
                 return ()
-            self._told = refused
-            return self.episodes.update(WHOLE_JOB, detected_time_s=self.now_s, **told)
-        self._told = refused
+            self._reported = refused
+            return self.episodes.update(WHOLE_JOB, detected_time_s=self.now_s, **reported)
+        self._reported = refused
         return self.episodes.open(
             WHOLE_JOB,
             attempt=self.attempt or occurrence.attempt,
@@ -76,13 +76,13 @@ class RefusalDetector(DispatchingDetector):
             detected_time_s=self.now_s,
             score=float("inf"),
             confidence=1.0,
-            **told,
+            **reported,
         )
 
     def _on_tick(self, presence: Presence | None) -> Sequence[Finding]:  # noqa: ARG002
         if WHOLE_JOB not in self.episodes or self.now_s - self._last_s < self._config.quiet_s:
             return ()
-        refused, self._refused, self._told = sum(self._refused.values()), {}, 0
+        refused, self._refused, self._reported = sum(self._refused.values()), {}, 0
         why = f"Nothing was refused for {self._config.quiet_s:.0f} s; before, {_messages(refused)}."
         return self.episodes.close(WHOLE_JOB, None, self.now_s, why)
 

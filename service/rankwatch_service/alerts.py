@@ -298,7 +298,7 @@ class AlertRows:
         self._now = now_unix_ns
         self._changed: list[dict[str, Any]] = []
         """Rows of alerts that fire."""
-        self._told: defaultdict[str, list[ReportedAlert]] = defaultdict(list)
+        self._reported: defaultdict[str, list[ReportedAlert]] = defaultdict(list)
         """By job."""
 
     def store(
@@ -323,7 +323,7 @@ class AlertRows:
         ]
         if self._changed:
             self._connection.execute(upsert(self._connection, AlertRow, _REPEATED), self._changed)
-        self._tell()
+        self._report()
         return results
 
     def expire(self) -> int:
@@ -331,7 +331,7 @@ class AlertRows:
         due = select(AlertRow.__table__).where(AlertRow.ends_unix_ns <= self._now).order_by(AlertRow.starts_unix_ns)
         rows = self._connection.execute(due).mappings().all()
         self._remove(rows, "expired")
-        self._tell()
+        self._report()
         return len(rows)
 
     def _fire(
@@ -363,7 +363,7 @@ class AlertRows:
             }
         )
         if reported and not was_reported:
-            self._told[job].append(alert.reported())
+            self._reported[job].append(alert.reported())
             return AlertResult.BEGUN
         return AlertResult.REPEATED if reported else AlertResult.WAITING
 
@@ -377,10 +377,13 @@ class AlertRows:
             self._connection.execute(delete(AlertRow).where(tuple_(AlertRow.fingerprint, AlertRow.job).in_(gone)))
         for row in rows:
             if row["is_reported"]:
-                self._told[row["job"]].append(ReportedAlert(row["fingerprint"], row["name"], state))
+                self._reported[row["job"]].append(ReportedAlert(row["fingerprint"], row["name"], state))
 
-    def _tell(self) -> None:
-        entries = [Entry(job, encode_control(AlertsReceived(tuple(told)))) for job, told in sorted(self._told.items())]
+    def _report(self) -> None:
+        entries = [
+            Entry(job, encode_control(AlertsReceived(tuple(reported))))
+            for job, reported in sorted(self._reported.items())
+        ]
         if entries:
             self._controls.append_in(self._connection, entries)
 
@@ -443,8 +446,8 @@ def why_it_waits(alert: Alert, job: str, job_labels: Sequence[str]) -> str:
     of_hosts = (
         f"No agent of a running job that its sender may access has reported from {' or '.join(hosts)} for an hour."
     )
-    told = [text for text, given in ((of_names, names), (of_hosts, hosts)) if given]
-    return " ".join(told) or f"No label names a job ({', '.join(job_labels)}) or a host ({', '.join(HOST_LABELS)})."
+    reported = [text for text, given in ((of_names, names), (of_hosts, hosts)) if given]
+    return " ".join(reported) or f"No label names a job ({', '.join(job_labels)}) or a host ({', '.join(HOST_LABELS)})."
 
 
 def store_alerts(

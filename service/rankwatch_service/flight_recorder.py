@@ -160,11 +160,11 @@ def evaluate_files(paths: Sequence[Path]) -> WaitVerdict:
 
 def _asked(reader: ForeignReader, path: Path, *question: str) -> bytes:
     try:
-        told, body = reader.ask(*question)
+        reported, body = reader.ask(*question)
     except ReaderEndedError as error:
         raise DumpError(f"{path}: {error}") from error
-    if "wrong" in told:
-        raise DumpError(told["wrong"])
+    if "wrong" in reported:
+        raise DumpError(reported["wrong"])
     return body
 
 
@@ -253,7 +253,7 @@ class WaitVerdict:
 def evaluate(dumps: Sequence[RankDump]) -> WaitVerdict:
     """Find out who the others wait for."""
     members = {name: ranks for dump in dumps for name, ranks in dump.members.items()}
-    told = {dump.rank for dump in dumps}
+    reported = {dump.rank for dump in dumps}
     launched: dict[tuple[str, int], dict[int, FlightEntry]] = defaultdict(dict)
     newest: dict[tuple[str, int], int] = {}
     for dump in dumps:
@@ -287,7 +287,7 @@ def evaluate(dumps: Sequence[RankDump]) -> WaitVerdict:
         _awaited(waits_for, waiting),
         tuple(waiting),
         tuple(sorted(mismatches, key=lambda one: (one.group, one.sequence))),
-        tuple(sorted(everybody - told)),
+        tuple(sorted(everybody - reported)),
     )
 
 

@@ -71,11 +71,11 @@ class ForeignReader:
         head = self._child.stdout.readline()
         if not head.endswith(b"\n"):
             raise self._ended()
-        told, size = json.loads(head)
+        reported, size = json.loads(head)
         body: bytes = self._child.stdout.read(size)
         if len(body) < size:
             raise self._ended()
-        return told, body
+        return reported, body
 
     def _ended(self) -> ReaderEndedError:
         status = self._child.wait()
@@ -106,8 +106,8 @@ def answer(answers: Callable[[list[Any]], tuple[Any, Any]]) -> None:
     try:
         for line in sys.stdin.buffer:
             signal.setitimer(signal.ITIMER_PROF, ANSWER_CPU_S_MAX)  # its signal ends the process, wherever it is
-            told, body = answers(json.loads(line))
-            sys.stdout.buffer.write(json.dumps([told, len(body)]).encode() + b"\n")
+            reported, body = answers(json.loads(line))
+            sys.stdout.buffer.write(json.dumps([reported, len(body)]).encode() + b"\n")
             sys.stdout.buffer.write(body)
             sys.stdout.buffer.flush()
     except MemoryError:

@@ -21,7 +21,7 @@ from tests.adoption.cases import SLOW, Case, Fault
 
 RUN_S = 300.0
 """A script that has not ended by then hangs."""
-TOLD_S = 90.0
+REPORTED_S = 90.0
 """What is not reported by then is not reported."""
 LOOK_S = 0.1
 RUNS_MAX = 3
@@ -52,7 +52,7 @@ class Outcome:
         """Incidents that somebody is notified of."""
         return [incident for incident in self.incidents if incident["severity"] != "info"]
 
-    def told(self, fault: Fault) -> bool:
+    def reported(self, fault: Fault) -> bool:
         """Whether this fault was found, with what it shows, and its rank named where that can be known."""
         return any(
             fault.kind in (incident["kind"], *(one["kind"] for one in incident["consequences"]))
@@ -63,7 +63,7 @@ class Outcome:
 
     def right(self, fault: Fault | None) -> bool:
         """Whether the fault is reported and nothing else, and without one nothing."""
-        return not self.loud if fault is None else self.told(fault) and len(self.loud) == 1
+        return not self.loud if fault is None else self.reported(fault) and len(self.loud) == 1
 
     def __repr__(self) -> str:
         lines = [
@@ -110,11 +110,11 @@ class World:
         return self._run(case, fault)
 
     def _run(self, case: Case, fault: Fault | None) -> Outcome:
-        told = fault and f"{fault.name} {FAULTY_RANK} {fault.step or case.step}"
-        with self._turn(fault) as turn, self.job(case, told) as job:
+        reported = fault and f"{fault.name} {FAULTY_RANK} {fault.step or case.step}"
+        with self._turn(fault) as turn, self.job(case, reported) as job:
             if fault is not None and fault.kind == "hang":
                 job.until("its first steps", lambda: self._has_begun(job) or job.ended, RUN_S)
-                deadline_s = time.monotonic() + TOLD_S
+                deadline_s = time.monotonic() + REPORTED_S
                 while time.monotonic() < deadline_s and not (self._incidents(job, severity="critical") or job.ended):
                     time.sleep(LOOK_S)
                 end_all(job.name, 0.5)
@@ -197,7 +197,7 @@ class Job:
     def ended(self) -> bool:
         return self.process.poll() is not None
 
-    def until(self, what: str, true: Callable[[], Any], within_s: float = TOLD_S) -> None:
+    def until(self, what: str, true: Callable[[], Any], within_s: float = REPORTED_S) -> None:
         """Wait until something is so."""
         deadline_s = time.monotonic() + within_s
         while not true():

@@ -44,12 +44,12 @@ class World:
         return self.api.ask("POST", "/api/v1/agents/enrol", json={"job": job, "host": name}, token=token)
 
     def agent(self, token: str, name: str = "node-0", job: str = "gpt") -> AgentIdentity:
-        told = self.ask_to_enrol(token, name, job).json()
-        return AgentIdentity(told["agent"], bytes.fromhex(told["secret"]))
+        reported = self.ask_to_enrol(token, name, job).json()
+        return AgentIdentity(reported["agent"], bytes.fromhex(reported["secret"]))
 
     def view(self, token: str, by: AgentIdentity | None, name: str = "node-0", attempt: str = "l.0", **fields):
-        told = fields.get("ranks") or (progress(0, 5, **fields),)
-        body = wire.encode(wire.View("gpt", attempt, name, "b", 1, told))
+        reported = fields.get("ranks") or (progress(0, 5, **fields),)
+        body = wire.encode(wire.View("gpt", attempt, name, "b", 1, reported))
         return self.api.send(by.sign(Purpose.VIEW, body) if by else body, "agents/view", token=token)
 
     def send(self, token: str, by: AgentIdentity | None, **fields):
@@ -66,8 +66,8 @@ class World:
 
     def refused(self, what: str) -> float:
         line = f'rankwatch_budget_refused_total{{what="{what}",whose="agent"}} '
-        told = self.api.get("/metrics").text.splitlines()
-        return next((float(one.removeprefix(line)) for one in told if one.startswith(line)), 0.0)
+        reported = self.api.get("/metrics").text.splitlines()
+        return next((float(one.removeprefix(line)) for one in reported if one.startswith(line)), 0.0)
 
 
 @pytest.fixture
@@ -84,9 +84,9 @@ def test_made_up_hosts_are_told_to_wait_and_those_of_another_token_enrol(world, 
     thief, honest = world.token(), world.token()
     statuses = [world.ask_to_enrol(thief, f"made-up-{n}").status_code for n in range(30)]
     assert statuses == [201] * 20 + [429] * 10
-    told = world.ask_to_enrol(thief, "made-up")
-    assert int(told.headers["Retry-After"]) == ENROLMENTS_S / 20
-    assert "enrolments: 20 in 60 s" in told.json()["detail"]
+    reported = world.ask_to_enrol(thief, "made-up")
+    assert int(reported.headers["Retry-After"]) == ENROLMENTS_S / 20
+    assert "enrolments: 20 in 60 s" in reported.json()["detail"]
     assert world.refused("enrolments") == 11
     assert world.ask_to_enrol(honest, "node-0").status_code == 201
     world.clock.advance(ENROLMENTS_S / 20)

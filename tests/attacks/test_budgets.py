@@ -72,8 +72,8 @@ class Crowded:
 
     def agent(self, token: str, job: str, host: str) -> Callable[[], bytes]:
         """Requests for the order stream of an agent that enrols."""
-        told = self.ask("POST", "/api/v1/agents/enrol", token, json={"job": job, "host": host}).json()
-        identity = AgentIdentity(told["agent"], bytes.fromhex(told["secret"]))
+        reported = self.ask("POST", "/api/v1/agents/enrol", token, json={"job": job, "host": host}).json()
+        identity = AgentIdentity(reported["agent"], bytes.fromhex(reported["secret"]))
 
         def listen() -> bytes:
             signed = identity.sign(Purpose.LISTEN, os.urandom(wire.LISTEN_BYTES)).hex()

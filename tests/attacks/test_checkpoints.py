@@ -98,8 +98,8 @@ def ckpt(tmp_path: Path) -> Path:
 
 
 def saved(step: int, rank: int | None, location: object, **fields: object) -> wire.Event:
-    told = {"tier": "local", "location": str(location), "seconds": 1.0, "bytes": 1, "shards": 1} | fields
-    return wire.Event("checkpoint_saved", 1, rank, step, told)
+    reported = {"tier": "local", "location": str(location), "seconds": 1.0, "bytes": 1, "shards": 1} | fields
+    return wire.Event("checkpoint_saved", 1, rank, step, reported)
 
 
 class PlainJob:

@@ -46,8 +46,8 @@ class Host:
         assert self._publish(body) == Accepted()
 
     def view(self, attempt: str = "l.0") -> None:
-        told = tuple(progress(rank, 9) for rank in self.ranks)
-        body = wire.encode(wire.View(JOB, attempt, self.name, "b", time.time_ns(), told))
+        reported = tuple(progress(rank, 9) for rank in self.ranks)
+        body = wire.encode(wire.View(JOB, attempt, self.name, "b", time.time_ns(), reported))
         self.line.post("/api/v1/agents/view", self.enrolment.identity().sign(Purpose.VIEW, body))
 
 
@@ -111,9 +111,9 @@ def test_what_is_not_signed_by_the_agent_is_refused_and_what_trains_goes_on(host
 
 def test_a_view_of_ranks_that_nobody_has_makes_no_pause(hosts, admin, thief):
     train(hosts, admin)
-    told = tuple(progress(rank, 9, order="x", answer="held") for rank in range(4))
+    reported = tuple(progress(rank, 9, order="x", answer="held") for rank in range(4))
     for attempt in ("l.0", "zzz.0"):
-        view = wire.encode(wire.View(JOB, attempt, "node-0", "thief", 1, told))
+        view = wire.encode(wire.View(JOB, attempt, "node-0", "thief", 1, reported))
         assert thief.post("/api/v1/agents/view", content=view, headers=MSGPACK).status_code == 403
 
 
@@ -144,11 +144,11 @@ def test_orders_are_signed_for_the_agent_that_asks_and_for_no_other(up, hosts, a
     assert list(statuses.values()) == [403, 403, 409, 403, 422, 422]
     for identity, host in ((honest, "node-0"), (own, "node-7")):
         request = identity.sign(Purpose.LISTEN, os.urandom(wire.LISTEN_BYTES))
-        status, told = first_orders(thief, host, request)
+        status, reported = first_orders(thief, host, request)
         assert status == 200
-        assert OrderCheck().event(identity, told, request, -1)[1] == 0
+        assert OrderCheck().event(identity, reported, request, -1)[1] == 0
         with pytest.raises(ForgedOrdersError):
-            OrderCheck().event(identity, told, identity.sign(Purpose.LISTEN, nonce), -1)
+            OrderCheck().event(identity, reported, identity.sign(Purpose.LISTEN, nonce), -1)
     enemy.line.close()
 
 

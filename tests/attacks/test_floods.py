@@ -81,8 +81,8 @@ class Flooded(Up):
         return self.person.ask("GET", path).json()["items"]
 
     def metric(self, line: str) -> float:
-        told = self.person.ask("GET", "/metrics").text
-        return sum(float(one.rpartition(" ")[2]) for one in told.splitlines() if one.startswith(line))
+        reported = self.person.ask("GET", "/metrics").text
+        return sum(float(one.rpartition(" ")[2]) for one in reported.splitlines() if one.startswith(line))
 
     def ingest_token(self) -> str:
         """One of its own."""

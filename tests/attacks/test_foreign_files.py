@@ -135,9 +135,9 @@ def asked(monkeypatch: pytest.MonkeyPatch, folder: Path, body: str) -> str:
 def test_however_a_reader_ends_it_is_one_line(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, body: str, why: str
 ) -> None:
-    told = asked(monkeypatch, tmp_path, body)
-    assert why in told
-    assert "\n" not in told
+    reported = asked(monkeypatch, tmp_path, body)
+    assert why in reported
+    assert "\n" not in reported
 
 
 def test_an_answer_within_the_limits_is_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -192,9 +192,9 @@ DUMPS = {
 def test_a_hostile_dump_is_refused_in_one_line(tmp_path: Path, text: str) -> None:
     path = tmp_path / "rank_0.json"
     path.write_text(text)
-    with pytest.raises(DumpError) as told:
+    with pytest.raises(DumpError) as reported:
         read_dumps([path])
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(reported.value)
 
 
 def test_a_message_whose_ranks_have_many_digits_is_none(tmp_path: Path) -> None:

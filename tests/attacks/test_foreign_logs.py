@@ -335,17 +335,17 @@ def test_lines_for_people_are_text(capsys):
     say(HOSTILE)
     text_log.say(HOSTILE)
     output.note(HOSTILE)
-    told = capsys.readouterr().err
-    assert told.count(CLEAN) == 3
-    assert "\x1b" not in told
+    reported = capsys.readouterr().err
+    assert reported.count(CLEAN) == 3
+    assert "\x1b" not in reported
 
 
 def test_tables_and_fields_are_text_and_not_markup(capsys):
     output.print_table(["name"], [[HOSTILE], [rich.text.Text("plain")]], "none")
     output.print_fields([("name", f"[bold]{HOSTILE}")])
-    told = capsys.readouterr().out
-    assert not {"\x1b", "\x9b"} & set(told)
-    assert f"[bold]{CLEAN}" in told
+    reported = capsys.readouterr().out
+    assert not {"\x1b", "\x9b"} & set(reported)
+    assert f"[bold]{CLEAN}" in reported
 
 
 @pytest.mark.parametrize("form", [[], ["--json"]], ids=["text", "json"])

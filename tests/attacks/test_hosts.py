@@ -200,7 +200,7 @@ class OneJob(PlayedPartition):
     def train(self, step: int) -> None:
         self.send(self.one(step), self.two(step), self.thief(step, of=[4]))
 
-    def told_by(self, message: Any, of: list[int], kind: str = "device_error") -> None:
+    def reported_by(self, message: Any, of: list[int], kind: str = "device_error") -> None:
         self.send(message(of=of, events=(wire.Event(kind, int(self.now_s * 1e9), fields=XID_79),)))
 
     def on_record(self) -> set[tuple[str, str, str]]:
@@ -213,11 +213,11 @@ class OneJob(PlayedPartition):
 @pytest.mark.parametrize("kind", ["device_error", "device_lost"])
 def test_who_has_a_rank_of_the_job_tells_of_no_other_host_of_its_name(kind):
     world = OneJob()
-    world.told_by(world.thief, [4], kind)
+    world.reported_by(world.thief, [4], kind)
     world.train(4)
     assert world.accused() <= {4}
     assert not any(host_id == host_of(TWO) for _, host_id, _ in world.on_record())
-    world.told_by(world.two, [2, 3], kind)
+    world.reported_by(world.two, [2, 3], kind)
     world.train(5)
     assert 3 in world.accused()
     assert ("node-1", host_of(TWO), "GPU-3") in world.on_record()
@@ -232,14 +232,14 @@ def test_who_had_a_rank_of_an_earlier_launch_tells_of_no_host_of_the_running_one
     world.send(world.thief(of=[4], events=(wire.Event("device_error", int(world.now_s * 1e9), fields=XID_79),)))
     world.send(world.one(2), world.two(2))
     assert world.accused() <= before | {4}
-    world.told_by(world.two, [2, 3])
+    world.reported_by(world.two, [2, 3])
     assert 3 in world.accused()
 
 
 def test_hosts_of_one_name_are_distinguished_after_a_restart_of_the_stream_too():
     world = OneJob()
     world.restart()
-    world.told_by(world.thief, [4])
+    world.reported_by(world.thief, [4])
     assert world.accused() <= {4}
     assert {info.host for info in world.partition.jobs["gpt"]._assembler.topology_state.infos} == {
         "node-0",

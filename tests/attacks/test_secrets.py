@@ -94,14 +94,14 @@ def test_what_lies_in_the_data_folder_reveals_no_receiver_without_the_secret_key
 def test_a_stolen_database_starts_nowhere_without_its_key(tmp_path):
     with running_up(tmp_path / "first") as first:
         pass
-    for name, spoil, told in (
+    for name, spoil, reported in (
         ("without", lambda file: file.unlink(), "is missing"),
         ("other", lambda file: file.write_text("0123456789abcdef" * 4), "is not the one of this database"),
         ("loose", lambda file: file.chmod(0o644), "run `chmod 600 "),
     ):
         shutil.copytree(first.data, tmp_path / name / "data")
         spoil(tmp_path / name / "data" / "secret.key")
-        assert told in refused(tmp_path / name).splitlines()[-1]
+        assert reported in refused(tmp_path / name).splitlines()[-1]
     key = first.kept("secret.key")
     (first.data / "secret.key").unlink()
     with running_up(tmp_path / "first", RANKWATCH_SECRET_KEY=key) as again:

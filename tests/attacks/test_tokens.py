@@ -32,7 +32,7 @@ def mine(up, asking):
 
 def command(up: Up, *words: str) -> str:
     """What a command prints to stdout, on the machine of the service."""
-    told = subprocess.run(
+    reported = subprocess.run(
         [sys.executable, "-m", "rankwatch_service", *words, "--data", str(up.data)],
         env=up._environment,
         capture_output=True,
@@ -40,7 +40,7 @@ def command(up: Up, *words: str) -> str:
         check=True,
         timeout=60,
     )
-    return told.stdout.strip()
+    return reported.stdout.strip()
 
 
 def telemetry(job: str) -> dict:

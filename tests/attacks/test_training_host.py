@@ -40,7 +40,7 @@ def test_a_recorder_directory_that_another_user_made_first_is_not_used(tmp_path:
             os.chown(planted, NOBODY, NOBODY)
     before = sorted(planted.iterdir())
     home = {"HOME": str(tmp_path / "home"), "XDG_CONFIG_HOME": "", "TMPDIR": str(tmp_path)}
-    told = subprocess.run(
+    reported = subprocess.run(
         [sys.executable, "-c", TRAINING],
         env={**os.environ, **home, "RANKWATCH_DIR": str(planted)},
         capture_output=True,
@@ -50,8 +50,8 @@ def test_a_recorder_directory_that_another_user_made_first_is_not_used(tmp_path:
     )
     assert sorted(planted.iterdir()) == before
     assert list(elsewhere.iterdir()) == []
-    assert told.stderr.count(f" {planted}: ") == 1, told.stderr
-    assert "RANKWATCH_DIR" not in told.stderr, "a second line about the same"
+    assert reported.stderr.count(f" {planted}: ") == 1, reported.stderr
+    assert "RANKWATCH_DIR" not in reported.stderr, "a second line about the same"
 
 
 def fake_at(service: AgentService, what: str) -> AgentService:

@@ -78,9 +78,11 @@ def test_children_search_no_relative_entry_of_pythonpath(
 def test_variables_that_name_a_file_or_folder_mean_the_same_in_a_child(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     given = {"RANKWATCH_CA_FILE": "../ca.pem", "RANKWATCH_KAFKA_SSL_CAFILE": "/ca.pem", "RANKWATCH_SPOOL": ""}
-    told = children.run(["/usr/bin/env"], given | {"RANKWATCH_JOB": "gpt"}, capture_output=True, text=True, check=True)
+    reported = children.run(
+        ["/usr/bin/env"], given | {"RANKWATCH_JOB": "gpt"}, capture_output=True, text=True, check=True
+    )
     wanted = given | {"RANKWATCH_CA_FILE": f"{tmp_path}/../ca.pem", "RANKWATCH_JOB": "gpt"}
-    assert dict(line.split("=", 1) for line in told.stdout.splitlines()) == wanted
+    assert dict(line.split("=", 1) for line in reported.stdout.splitlines()) == wanted
 
 
 @pytest.mark.parametrize("entry", [".", "", "../shared"])
@@ -164,7 +166,7 @@ def test_a_service_that_is_started_there_keeps_its_data_there_and_its_roles_are_
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "reported"),
     [
         (["replay", "run.csv"], "20 rows"),
         (["flight-recorder", "dump_0"], "not JSON"),
@@ -172,7 +174,7 @@ def test_a_service_that_is_started_there_keeps_its_data_there_and_its_roles_are_
     ],
 )
 def test_commands_that_are_given_there_read_relative_paths_in_children(
-    planted: Path, arguments: list[str], told: str
+    planted: Path, arguments: list[str], reported: str
 ) -> None:
     (planted / "run.csv").write_text("step,loss\n" + "".join(f"{step},2.5\n" for step in range(20)))
     (planted / "dump_0").write_text("{")
@@ -181,7 +183,7 @@ def test_commands_that_are_given_there_read_relative_paths_in_children(
     done = subprocess.run(
         command, cwd=planted, env=variables(RANKWATCH_HOST_ROOT="tree"), capture_output=True, text=True, check=False
     )
-    assert told.format(place=planted) in done.stdout + done.stderr
+    assert reported.format(place=planted) in done.stdout + done.stderr
     assert not (planted / "ran").exists()
 
 
@@ -197,8 +199,8 @@ def test_children_are_started_by_one_function_and_the_linter_refuses_all_others(
     for folder in ("collectors/rankwatch/agent", "service/rankwatch_service/cli", "detectors/rankwatch_detectors"):
         command = [Path(sys.executable).with_name("ruff"), "check", "--output-format=json"]
         command += [f"--stdin-filename={folder}/new.py", "-"]
-        told = subprocess.run(command, input=source, cwd=ROOT, capture_output=True, text=True, check=False).stdout
-        refused = {one["location"]["row"] for one in json.loads(told) if one["code"].startswith(("S6", "TID251"))}
+        reported = subprocess.run(command, input=source, cwd=ROOT, capture_output=True, text=True, check=False).stdout
+        refused = {one["location"]["row"] for one in json.loads(reported) if one["code"].startswith(("S6", "TID251"))}
         assert [call for row, call in enumerate(calls, 1) if row not in refused] == [], folder
     product = [path for folder in ("collectors", "detectors", "service") for path in (ROOT / folder).rglob("*.py")]
     assert [path.name for path in product if '"-m"' in path.read_text()] == ["children.py"], "Python has -P there"

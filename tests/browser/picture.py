@@ -15,11 +15,11 @@ from rich.console import Console
 from rankwatch_service.demo.display import DemoView
 from rankwatch_service.demo.processes import own_environment
 from rankwatch_service.demo.service import ServiceProcess
-from rankwatch_service.demo.throttled import JOB, TOLD_LIMIT_S, ThrottledJob
+from rankwatch_service.demo.throttled import JOB, REPORTED_LIMIT_S, ThrottledJob
 from tests.browser.conftest import CHROMIUM, FLAGS, TIMEOUT_MS
 
 SIZE = {"width": 1280, "height": 900}
-LIMIT_S = 120.0 + TOLD_LIMIT_S
+LIMIT_S = 120.0 + REPORTED_LIMIT_S
 AFTER_S = 5.0
 """Steps after the cause is known, so that charts have some."""
 

@@ -33,8 +33,8 @@ def guarded(site):
 def post_as(site, name, path, body):
     """Post as another person than the one at the browser, who has not made their token."""
     made = python_module("rankwatch_service", "token", "create", name, "--scope", "command")
-    told = subprocess.run([*made, "--database-url", site.database_url], capture_output=True, text=True, check=True)
-    headers = {"Authorization": f"Bearer {told.stdout.strip()}"}
+    reported = subprocess.run([*made, "--database-url", site.database_url], capture_output=True, text=True, check=True)
+    headers = {"Authorization": f"Bearer {reported.stdout.strip()}"}
     answer = httpx2.post(f"{site.service.url}/api/v1/{path}", json=body, headers=headers, timeout=30)
     assert answer.is_success, answer.text
     return answer.json()

@@ -213,10 +213,10 @@ def test_a_rank_is_charted_beside_all_with_its_incidents_and_the_verdict_on_its_
     expect(page.locator(".job-head .line")).to_have_text("Rank 2 of gptwarninghost probation")
     assert {url.partition("/api/v1")[2] for url in asked} == {"/hosts?host=host-0"}
     chart = page.locator("canvas.line")
-    told = (
+    reported = (
         r"^Busy of rank 2 beside .* median of all ranks: [\d.]+ ms .* rank 2: [\d.]+ ms .* warning incident from step 5"
     )
-    expect(chart).to_have_attribute("aria-label", re.compile(told))
+    expect(chart).to_have_attribute("aria-label", re.compile(reported))
     page.get_by_label("Metric").select_option("loss")
     expect(page.locator("canvas.line")).to_have_attribute("aria-label", re.compile("^Loss of rank 2 beside"))
     expect(page.get_by_role("heading", name="Its GPU and all others")).to_be_hidden()

@@ -42,9 +42,13 @@ def test_alerts_that_wait_come_and_go_with_their_labels_and_the_reason(dashboard
     page = dashboard.goto("/health")
     expect(page.locator(".problems li")).to_have_count(2)
     expect(page.get_by_role("heading", name="alert waits")).to_have_count(0)
-    told = {"labels": {"alertname": "Full", "job_name": HOSTILE, "mountpoint": "/data"}, "generatorURL": "http://p/g"}
+    reported = {
+        "labels": {"alertname": "Full", "job_name": HOSTILE, "mountpoint": "/data"},
+        "generatorURL": "http://p/g",
+    }
     assert (
-        dashboard.api.post("/api/v2/alerts", [told | {"annotations": {"summary": "Disk is full"}}]).status_code == 200
+        dashboard.api.post("/api/v2/alerts", [reported | {"annotations": {"summary": "Disk is full"}}]).status_code
+        == 200
     )
     card = page.locator(".card", has=page.get_by_role("heading", name="1 alert waits"))
     expect(card).to_contain_text("mountpoint = /data")
@@ -52,7 +56,7 @@ def test_alerts_that_wait_come_and_go_with_their_labels_and_the_reason(dashboard
     expect(card.get_by_role("link", name="Full")).to_have_attribute("href", "http://p/g")
     assert page.evaluate("window.hacked") is None
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    over = told | {"startsAt": "2020-01-01T00:00:00Z", "endsAt": "2020-01-01T00:00:01Z"}
+    over = reported | {"startsAt": "2020-01-01T00:00:00Z", "endsAt": "2020-01-01T00:00:01Z"}
     assert dashboard.api.post("/api/v2/alerts", [over]).status_code == 200
     expect(card).to_have_count(0)
 

@@ -174,15 +174,15 @@ def test_nan_shows_the_local_series_of_its_rank_and_the_parameter(visit, site):
 def test_who_was_told_is_a_summary_and_an_open_fold_stays_open(visit, site):
     with visit() as one:
         page = one.goto(f"/incidents/{site.incident_id()}")
-        told = card(page, "Notifications")
-        expect(told.locator(".counts")).to_contain_text("delivered")
-        expect(told).to_contain_text("1 receiver")
-        told.get_by_text("Each notification").click()
-        expect(told.locator(".lines")).to_be_visible()
+        reported = card(page, "Notifications")
+        expect(reported.locator(".counts")).to_contain_text("delivered")
+        expect(reported).to_contain_text("1 receiver")
+        reported.get_by_text("Each notification").click()
+        expect(reported.locator(".lines")).to_be_visible()
         page.get_by_label("Comment").fill("seen")
         page.get_by_role("button", name="Comment").click()
         expect(page.locator(".timeline")).to_contain_text("seen")
-        expect(told.locator(".lines")).to_be_visible()
+        expect(reported.locator(".lines")).to_be_visible()
 
 
 @pytest.mark.parametrize(

@@ -291,14 +291,14 @@ def test_the_first_part_without_an_exception_after_a_failure_is_reported_once(ra
             if error is not None:
                 raise error
 
-    told = []
+    reported = []
     for step in rank.watch.steps(4):
         run(FULL if step in (1, 3) else None)
         run()
-        told.append([note["what"] for note in rank.notes("checkpoint_succeeded")])
+        reported.append([note["what"] for note in rank.notes("checkpoint_succeeded")])
     first = int(what == "save")  # of the process, which does not know what an earlier one could not save
-    assert [len(said) - first for said in told] == [0, 1, 1, 2]
-    assert {*told[-1]} == {what}
+    assert [len(said) - first for said in reported] == [0, 1, 1, 2]
+    assert {*reported[-1]} == {what}
 
 
 def test_a_failure_that_the_script_catches_within_the_save_is_no_success(rank):

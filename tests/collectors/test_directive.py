@@ -192,8 +192,8 @@ def test_a_paused_rank_saves_at_the_step_of_the_pause_and_is_paused_again(rank, 
     while_held(rank, lambda: answers.append(rank.answer))
     assert run(rank) == [0, 1, 2, 3, 4, 5]
     assert (saves, rank.sleeps) == ([3], 500)
-    told = [(answer.order, answer.answer) for answer in answers]
-    assert list(dict.fromkeys(told)) == [
+    reported = [(answer.order, answer.answer) for answer in answers]
+    assert list(dict.fromkeys(reported)) == [
         ("p", "held"), ("p", "done"), ("o", "held"), ("o", "failed" if fails else "done"), ("o", "done")
     ][: 5 if fails else 4]  # fmt: skip
     assert (rank.answer.answer, rank.answer.step) == ("went", 3)

@@ -67,9 +67,9 @@ def test_torchrun_beats_slurm_beats_mpi_and_arguments_beat_all():
     run = {**TORCHRUN, "TORCHELASTIC_RUN_ID": "r"}
     assert found({**mpi, **SLURM, **run}).source == "torchrun"
     assert found({**mpi, **SLURM}).source == "slurm"
-    told = found({**mpi, **SLURM, **run}, rank=1, world_size=2, local_rank=0, host="h", launch="l")
-    assert told[:6] == ("gpt", "l", 1, 2, 0, "h")
-    assert told.source == "arguments"
+    reported = found({**mpi, **SLURM, **run}, rank=1, world_size=2, local_rank=0, host="h", launch="l")
+    assert reported[:6] == ("gpt", "l", 1, 2, 0, "h")
+    assert reported.source == "arguments"
 
 
 @pytest.mark.parametrize(
@@ -128,8 +128,8 @@ def test_without_a_topology_every_rank_is_a_replica():
     axes = ("dp", "tp", "pp", "cp", "ep")
     run = {**TORCHRUN, "TORCHELASTIC_RUN_ID": "r"}
     assert [getattr(found(run), axis) for axis in axes] == [5, 0, 0, 0, 0]
-    told = found(run, topology={"dp": 1, "tp": 3})
-    assert [getattr(told, axis) for axis in axes] == [1, 3, 0, 0, 0]
+    reported = found(run, topology={"dp": 1, "tp": 3})
+    assert [getattr(reported, axis) for axis in axes] == [1, 3, 0, 0, 0]
 
 
 @pytest.mark.parametrize(

@@ -282,13 +282,13 @@ def test_a_password_and_a_certificate_let_us_in_and_what_is_wrong_with_them_is_s
     with secure_kafka(tmp_path) as (broker, kafka):
         ensure_topics(Settings(kafka=broker.bootstrap, kafka_partitions=PARTITIONS))
         assert first_outcome(kafka) == Accepted()
-        for wrong, told in (
+        for wrong, reported in (
             (replace(kafka, sasl_password="guessed"), "Authentication failed"),
             (replace(kafka, ssl_cafile=""), "CERTIFICATE_VERIFY_FAILED"),
             (replace(kafka, sasl_mechanism="SCRAM-SHA-256"), "UnsupportedSaslMechanism"),
         ):
             *_, reason = reasons(wrong)
-            assert told in reason
+            assert reported in reason
         assert len(read_topic(broker.bootstrap, kafka.telemetry_topic, bool, PARTITIONS)) == 1
 
 
@@ -300,7 +300,7 @@ VAGUE = "Bootstrap bootstrap-0 not ready; waiting 0.91 secs"
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("said", "reported"),
     [
         ([VAGUE], VAGUE),
         ([CLOSED, VAGUE], CLOSED),
@@ -312,11 +312,13 @@ VAGUE = "Bootstrap bootstrap-0 not ready; waiting 0.91 secs"
         ([CERTIFICATE, PASSWORD], PASSWORD),
     ],
 )
-def test_of_what_the_client_says_the_most_telling_is_kept_and_of_that_the_newest(said: list[str], told: str) -> None:
+def test_of_what_the_client_says_the_most_telling_is_kept_and_of_that_the_newest(
+    said: list[str], reported: str
+) -> None:
     listen()
     for line in said:
         logging.getLogger("kafka.net.manager").warning(line)
-    assert explained(TimeoutError("Unable to bootstrap")) == f"Unable to bootstrap ({told})"
+    assert explained(TimeoutError("Unable to bootstrap")) == f"Unable to bootstrap ({reported})"
 
 
 def test_a_new_client_begins_with_nothing_said() -> None:

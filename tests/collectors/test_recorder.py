@@ -159,9 +159,9 @@ def test_a_place_that_is_no_directory_is_passed_over(tmp_path):
 
 def test_where_no_place_takes_it_the_recorder_is_off_with_one_warning_and_everything_still_works(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.warns(RuntimeWarning, match="records nothing") as told:
+    with pytest.warns(RuntimeWarning, match="records nothing") as reported:
         recorder = create(tmp_path / "file" / "a", tmp_path / "file" / "b")
-    assert len(told) == 1
+    assert len(reported) == 1
     assert recorder.path is None
     for step in range(10):
         recorder.floats[recorder.metric("loss")] = 1.0

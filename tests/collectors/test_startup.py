@@ -111,7 +111,7 @@ INTERRUPTED = "os.kill(os.getpid(), signal.SIGINT); time.sleep(60)"
 
 
 @pytest.mark.parametrize(
-    ("body", "status", "told"),
+    ("body", "status", "reported"),
     [
         (
             "def check():\n    sys.exit(3)\nwith watch.step():\n    check()",
@@ -160,12 +160,12 @@ INTERRUPTED = "os.kill(os.getpid(), signal.SIGINT); time.sleep(60)"
         "a second interruption",
     ],
 )
-def test_a_process_that_ends_before_its_loop_has_not_left_and_tells_why(script, body, status, told):
+def test_a_process_that_ends_before_its_loop_has_not_left_and_tells_why(script, body, status, reported):
     ended = script(body)
     assert ended.end()[0] == status
     assert ended.read()[1].state == "running"
     (note,) = ended.notes("exception")
-    assert told.items() <= note.items()
+    assert reported.items() <= note.items()
 
 
 def test_an_error_at_a_prompt_ends_nothing(tmp_path):
@@ -221,8 +221,8 @@ def test_what_ends_a_process_of_multiprocessing_is_noted(tmp_path, method, targe
 def test_a_loop_that_exits_tells_where_it_was_broken_off(script):
     ended = script("def check():\n    sys.exit(3)\nfor step in watch.steps(9):\n    if step == 2: check()")
     assert ended.end()[0] == 3
-    told = ended.notes("rank_left") or ended.notes("exception")  # from Python 3.12 on the exception itself is seen
-    assert told[0]["where"] in ("<string>:11 in <module>", "<string>:9 in check")
+    reported = ended.notes("rank_left") or ended.notes("exception")  # from Python 3.12 on the exception itself is seen
+    assert reported[0]["where"] in ("<string>:11 in <module>", "<string>:9 in check")
 
 
 def test_a_process_that_takes_its_time_to_shut_down_holds_its_recorder_until_it_is_gone(script):
@@ -384,10 +384,10 @@ def test_the_watch_starts_no_thread_opens_no_socket_and_takes_no_signal_that_end
 def test_two_jobs_of_one_name_on_one_host_are_reported_in_the_training_output(script):
     first = script("print('in', flush=True); time.sleep(60)", RANKWATCH_LAUNCH="first")
     assert first.line() == "in"
-    for launch, told in (("first", False), ("second", True)):
+    for launch, reported in (("first", False), ("second", True)):
         other = script("print('in', flush=True)", RANKWATCH_LAUNCH=launch)
         _, errors = other.end()
-        assert ("job 'gpt' already trains on this host as launch 'first'" in errors) is told
+        assert ("job 'gpt' already trains on this host as launch 'first'" in errors) is reported
     first.process.kill()
     first.end()
     after = script("print('in', flush=True)", RANKWATCH_LAUNCH="third")
@@ -431,11 +431,11 @@ sys.stdin.read()
 
 STAND_IN = """
 import json, os, sys
-with open(os.environ["TOLD"], "w") as file:
+with open(os.environ["REPORTED"], "w") as file:
     facts = {"arguments": sys.argv[1:], "session": os.getsid(0), "parent": os.getppid(), "pid": os.getpid(),
              "environment": sorted(os.environ), "files": sorted(os.listdir("/proc/self/fd"))}
     json.dump(facts, file)
-os.replace(os.environ["TOLD"], os.environ["TOLD"] + ".done")
+os.replace(os.environ["REPORTED"], os.environ["REPORTED"] + ".done")
 """
 
 
@@ -452,16 +452,16 @@ def agent(tmp_path, monkeypatch):
     (package / "__init__.py").write_text("")
     (package / "agent" / "__init__.py").write_text("")
     (package / "agent" / "__main__.py").write_text(STAND_IN)
-    told = tmp_path / "told"
-    env = {**os.environ, "PYTHONPATH": str(package.parent), "TOLD": str(told), "RANK": "3", "TORCHELASTIC_RUN_ID": "r",
-           "SLURM_JOB_ID": "1", "RANKWATCH_URL": "http://x"}  # fmt: skip
+    reported = tmp_path / "told"
+    env = {**os.environ, "PYTHONPATH": str(package.parent), "REPORTED": str(reported), "RANK": "3",
+           "TORCHELASTIC_RUN_ID": "r", "SLURM_JOB_ID": "1", "RANKWATCH_URL": "http://x"}  # fmt: skip
 
     def facts() -> dict:
         deadline = time.monotonic() + 30
-        while not os.path.exists(f"{told}.done"):
+        while not os.path.exists(f"{reported}.done"):
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        with open(f"{told}.done") as file:
+        with open(f"{reported}.done") as file:
             return json.load(file)
 
     return env, facts
@@ -480,12 +480,12 @@ def children() -> set[int]:
 def test_an_agent_is_started_with_what_it_needs_and_without_what_makes_a_rank(agent, tmp_path):
     env, facts = agent
     assert spawn.ensure_agent(str(tmp_path), "gpt", env, url="http://u", token_file="/t")
-    told = facts()
-    assert told["arguments"] == [
+    reported = facts()
+    assert reported["arguments"] == [
         "--dir", str(tmp_path), "--job", "gpt", "--url", "http://u", "--token-file", "/t",
     ]  # fmt: skip
-    assert {"RANKWATCH_URL", "PATH"} <= set(told["environment"])
-    assert not {"RANK", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID"} & set(told["environment"])
+    assert {"RANKWATCH_URL", "PATH"} <= set(reported["environment"])
+    assert not {"RANK", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID"} & set(reported["environment"])
 
 
 def test_an_agent_has_a_session_of_its_own_no_open_files_of_ours_and_is_no_child_to_reap(agent, tmp_path):
@@ -494,10 +494,10 @@ def test_an_agent_has_a_session_of_its_own_no_open_files_of_ours_and_is_no_child
     with open(tmp_path / "ours", "w") as ours:
         os.set_inheritable(ours.fileno(), True)
         spawn.ensure_agent(str(tmp_path), "gpt", env)
-        told = facts()
-    assert told["session"] not in (os.getsid(0), 0)
-    assert told["parent"] != os.getpid()
-    assert len(told["files"]) <= 5  # the standard three, the file it writes, the folder it lists
+        reported = facts()
+    assert reported["session"] not in (os.getsid(0), 0)
+    assert reported["parent"] != os.getpid()
+    assert len(reported["files"]) <= 5  # the standard three, the file it writes, the folder it lists
     assert children() <= before  # servers that other tests started may be there
 
 
@@ -530,6 +530,6 @@ def test_nothing_of_its_output_is_kept_where_nobody_wants_it(script):
 
 def test_an_error_in_a_worker_of_a_data_loader_is_noted_with_its_cause():
     text = "Caught ValueError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n  x\n"
-    told = described(ValueError(f"{text}ValueError: sample 320: corrupt shard\n"), None)
-    assert told["message"] == "sample 320: corrupt shard (Caught ValueError in DataLoader worker process 0)"
+    reported = described(ValueError(f"{text}ValueError: sample 320: corrupt shard\n"), None)
+    assert reported["message"] == "sample 320: corrupt shard (Caught ValueError in DataLoader worker process 0)"
     assert described(ValueError("Caught up"), None)["message"] == "Caught up"

@@ -65,7 +65,7 @@ class TracedRank(Rank):
                 self.clock.advance(1)
 
     @property
-    def told(self) -> dict[str, Any] | None:
+    def reported(self) -> dict[str, Any] | None:
         """The answer, once the thread that writes it has ended."""
         for thread in threading.enumerate():
             if thread.name == "rankwatch trace":
@@ -89,7 +89,7 @@ def test_whole_steps_are_recorded_and_summed_up_with_one_between_each_two(rank):
     rank.train(5)
     assert rank.calls == ["start 3", "stop 3", "start 5", "stop 5"]
     assert rank.kinds == [0, 0, 0, 1, 0, 1, 0, 0], "recorded steps are not compared with others"
-    assert rank.told == {"request": "cmd_1", "step": 3, "spans": 7, "kept": 2}
+    assert rank.reported == {"request": "cmd_1", "step": 3, "spans": 7, "kept": 2}
 
 
 @pytest.mark.parametrize("phase", ["eval", "checkpoint_save", "checkpoint_load"])
@@ -100,7 +100,7 @@ def test_what_happens_between_steps_is_not_recorded(rank, phase):
     with rank.watch.phase(phase), rank.watch.pause("maintenance"):
         rank.clock.advance(36_000)
     rank.train(2)
-    assert rank.told == {"request": "cmd_1", "step": 0, "spans": 7, "kept": 2}
+    assert rank.reported == {"request": "cmd_1", "step": 0, "spans": 7, "kept": 2}
 
 
 @pytest.mark.parametrize("part", ["eval", "checkpoint_save", "checkpoint_load", "maintenance"])
@@ -111,7 +111,7 @@ def test_a_step_with_a_part_that_is_no_training_is_not_kept_and_another_one_is_r
         assert rank.kinds == []
     rank.train(2)
     assert rank.calls == ["start 0", "discard", "start 2", "stop 2"]
-    assert (rank.told["step"], rank.told["kept"]) == (2, 1)
+    assert (rank.reported["step"], rank.reported["kept"]) == (2, 1)
 
 
 def test_a_trace_ends_if_every_step_has_a_part_that_is_no_training(rank):
@@ -121,8 +121,8 @@ def test_a_trace_ends_if_every_step_has_a_part_that_is_no_training(rank):
         with rank.watch.step(), rank.watch.phase("eval"):
             rank.clock.advance(1)
     assert rank.calls.count("discard") == 3
-    assert rank.told["error"] == "eval began within step 6; 1 of 2 steps were recorded"
-    assert rank.told["kept"] == 1
+    assert rank.reported["error"] == "eval began within step 6; 1 of 2 steps were recorded"
+    assert rank.reported["kept"] == 1
 
 
 def test_a_save_in_another_thread_leaves_the_recording_alone(rank):
@@ -131,7 +131,7 @@ def test_a_save_in_another_thread_leaves_the_recording_alone(rank):
         saver = threading.Thread(target=lambda: rank.watch._meter.interrupted("checkpoint_save began"))
         saver.start()
         saver.join()
-    assert rank.told["kept"] == 1
+    assert rank.reported["kept"] == 1
 
 
 def test_steps_that_take_too_long_end_the_trace(rank):
@@ -141,7 +141,7 @@ def test_steps_that_take_too_long_end_the_trace(rank):
     with rank.watch.step():
         rank.clock.advance(tracer.RECORDED_S_MAX)
     assert rank.calls == ["start 0", "stop 0", "start 2", "discard"]
-    assert rank.told["error"] == "its steps took more than 300 s; 1 of 3 steps were recorded"
+    assert rank.reported["error"] == "its steps took more than 300 s; 1 of 3 steps were recorded"
 
 
 def test_a_step_that_an_exception_leaves_is_recorded_no_further(rank):
@@ -149,7 +149,7 @@ def test_a_step_that_an_exception_leaves_is_recorded_no_further(rank):
     with pytest.raises(ZeroDivisionError), rank.watch.step():
         raise ZeroDivisionError
     assert rank.calls == ["start 0", "discard"]
-    assert rank.told["error"] == "an exception left a step"
+    assert rank.reported["error"] == "an exception left a step"
 
 
 @pytest.mark.parametrize("then", ["begin", "abandon"])
@@ -167,7 +167,7 @@ def test_a_rollback_fails_the_trace(rank):
     rank.order("rollback", 1, checkpoint="local:l.0:0", checkpoint_step=0, k=1, trace="cmd_1", trace_steps=3)
     rank.train(4)
     assert rank.watch._meter.k == 1
-    assert rank.told == {"request": "cmd_1", "error": "a rollback"}
+    assert rank.reported == {"request": "cmd_1", "error": "a rollback"}
     assert rank.calls == ["start 0", "stop 0"]
 
 
@@ -175,7 +175,7 @@ def test_an_order_that_comes_within_a_step_begins_with_the_next_one_and_one_with
     with rank.watch.step():
         rank._put(Directive("o", "l.0", "hold", "pause", 90, trace="cmd_1", trace_steps=1))
     rank.train(1)
-    assert (rank.told["request"], rank.told["step"]) == ("cmd_1", 1)
+    assert (rank.reported["request"], rank.reported["step"]) == ("cmd_1", 1)
 
 
 def test_a_request_is_answered_once_even_if_it_comes_again_after_another(rank):
@@ -185,7 +185,7 @@ def test_a_request_is_answered_once_even_if_it_comes_again_after_another(rank):
         rank.asked(request, 1)
         rank.train(2)
     assert [call for call in rank.calls if "start" in call] == ["start 0", "start 5"]
-    assert rank.told["request"] == "cmd_2"
+    assert rank.reported["request"] == "cmd_2"
 
 
 def test_a_withdrawn_order_ends_the_recording_without_an_answer_and_can_be_given_again(rank):
@@ -194,10 +194,10 @@ def test_a_withdrawn_order_ends_the_recording_without_an_answer_and_can_be_given
     rank.train(2)
     rank._put(Directive("", "l.0", "closed"))
     rank.train(1)
-    assert (rank.calls, rank.told) == (["start 0", "stop 0"], None)
+    assert (rank.calls, rank.reported) == (["start 0", "stop 0"], None)
     rank.asked("cmd_1")
     rank.train(3)
-    assert (rank.told["step"], rank.told["kept"]) == (3, 2)
+    assert (rank.reported["step"], rank.reported["kept"]) == (3, 2)
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_a_profiler_that_cannot_start_is_the_answer_and_training_goes_on(rank, o
     rank.obstacle = obstacle
     rank.asked("cmd_1")
     rank.train(3)
-    assert rank.told == {"request": "cmd_1", "error": said}
+    assert rank.reported == {"request": "cmd_1", "error": said}
     assert (len(rank.kinds), rank.watch.errors) == (3, 0)
 
 
@@ -219,7 +219,7 @@ def test_a_summary_that_fails_is_the_answer(rank):
     rank.summary = lambda: {}["name"]
     rank.asked("cmd_1", 1)
     rank.train(1)
-    assert rank.told["error"] == "KeyError: 'name'"
+    assert rank.reported["error"] == "KeyError: 'name'"
 
 
 def test_a_profiler_that_gave_way_is_the_answer(rank):
@@ -227,7 +227,7 @@ def test_a_profiler_that_gave_way_is_the_answer(rank):
     with rank.watch.step():
         rank.profiler.ended_by = "a profiler of the script's own started"
     rank.train(2)
-    assert rank.told == {"request": "cmd_1", "error": "a profiler of the script's own started"}
+    assert rank.reported == {"request": "cmd_1", "error": "a profiler of the script's own started"}
 
 
 @pytest.mark.parametrize(
@@ -239,20 +239,20 @@ def test_a_loop_that_is_left_between_steps_or_within_one_ends_the_recording(rank
     for _ in rank.watch.steps(2):
         if breaks:
             break
-    assert (rank.calls, rank.told["error"]) == (["start 0", end], error)
+    assert (rank.calls, rank.reported["error"]) == (["start 0", end], error)
 
 
 def test_a_summary_that_is_too_long_is_not_written(rank):
     rank.summary = lambda: {"top": ["x" * 1_000] * 100}
     rank.asked("cmd_1", 1)
     rank.train(1)
-    assert rank.told["error"].startswith("the summary has 10")
+    assert rank.reported["error"].startswith("the summary has 10")
 
 
 def test_more_steps_than_the_limit_are_not_recorded(rank):
     rank.asked("cmd_1", 1_000)
     rank.train(2 * tracer.STEPS_MAX + 2)
-    assert rank.told["kept"] == tracer.STEPS_MAX
+    assert rank.reported["kept"] == tracer.STEPS_MAX
 
 
 def test_an_answer_for_which_the_disk_has_no_room_leaves_no_file(rank, monkeypatch):
@@ -262,7 +262,7 @@ def test_an_answer_for_which_the_disk_has_no_room_leaves_no_file(rank, monkeypat
     monkeypatch.setattr(tracer.os, "replace", full)
     rank.asked("cmd_1", 1)
     rank.train(1)
-    assert rank.told is None
+    assert rank.reported is None
     assert not list(Path(str(rank.recorder.path)).parent.glob("*.new"))
 
 
@@ -271,4 +271,4 @@ def test_a_process_without_torch_says_so(rank, monkeypatch):
     rank.watch._loop._tracer._new_profiler = tracer._torch_profiler
     rank.asked("cmd_1")
     rank.train(1)
-    assert rank.told["error"] == "this process has not loaded torch"
+    assert rank.reported["error"] == "this process has not loaded torch"

@@ -377,7 +377,7 @@ class Loader:
     """Five batches an epoch in an order that Python's random state decides when the epoch begins."""
 
     def __init__(self) -> None:
-        self.told: list[int] = []
+        self.reported: list[int] = []
 
     def __len__(self) -> int:
         return 5
@@ -386,7 +386,7 @@ class Loader:
         yield from random.sample(range(5), 5)
 
     def set_epoch(self, epoch: int) -> None:
-        self.told.append(epoch)
+        self.reported.append(epoch)
 
 
 # ---- over -----------------------------------------------------------------------------------------------------------
@@ -405,11 +405,11 @@ def test_each_batch_is_a_step_and_the_wait_for_it_is_part_of_the_step(rank):
     assert (rank.state, rank.notes("rank_left")) == ("left", [{"reason": "end"}])
 
 
-@pytest.mark.parametrize("told", [None, []])
-def test_every_epoch_is_set_in_the_loader_and_steps_go_on_through_all_of_them(rank, told):
-    loader, set_epoch = Loader(), None if told is None else told.append
+@pytest.mark.parametrize("reported", [None, []])
+def test_every_epoch_is_set_in_the_loader_and_steps_go_on_through_all_of_them(rank, reported):
+    loader, set_epoch = Loader(), None if reported is None else reported.append
     assert [step for step, _ in rank.watch.over(loader, epochs=2, set_epoch=set_epoch)] == list(range(10))
-    assert (loader.told if told is None else told) == [0, 1]
+    assert (loader.reported if reported is None else reported) == [0, 1]
 
 
 def test_an_epoch_may_be_a_loop_of_its_own_whose_number_the_script_tells(rank):
@@ -418,7 +418,7 @@ def test_an_epoch_may_be_a_loop_of_its_own_whose_number_the_script_tells(rank):
     for epoch in range(3):
         loader.set_epoch(epoch)
         assert [step for step, _ in rank.watch.over(loader)] == list(range(5))
-    assert loader.told == [0, 1, 2]
+    assert loader.reported == [0, 1, 2]
     assert [entry.step for entry in rank.steps] == list(range(15))
     assert "rollback_memory" in rank.can
 

@@ -103,8 +103,8 @@ def test_a_failed_save_is_reported_once_training_goes_on_without_it(saving: Savi
         "Rank 0 could not save its checkpoint to /data/20.pt in step 20: OSError: [Errno 28] No space left on device; "
         "the newest complete one is of step 10, so 10 steps are at risk."
     )
-    told = {"rank": 0, "step": 20, "path": "/data/20.pt", "type": "OSError", "where": "train.py:40 in save"}
-    assert told.items() <= finding.evidence.items()
+    reported = {"rank": 0, "step": 20, "path": "/data/20.pt", "type": "OSError", "where": "train.py:40 in save"}
+    assert reported.items() <= finding.evidence.items()
     assert finding.evidence["newest_step"] == 10
 
 

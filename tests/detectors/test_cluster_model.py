@@ -33,16 +33,16 @@ def _frames(job: ClusterJob, family: str = "steps") -> list[Frame]:
     return [one for one in job.observations() if isinstance(one, Frame) and one.family == family]
 
 
-def _told(observation: Observation) -> str:
+def _reported(observation: Observation) -> str:
     with np.printoptions(threshold=1_000_000, precision=17):
         return repr(observation)
 
 
 def test_equal_jobs_give_equal_observations_and_other_seeds_others() -> None:
     job = ClusterJob(hosts=2, steps=30, eval_every=10)
-    first = [_told(one) for one in job.observations()]
-    assert first == [_told(one) for one in job.observations()]
-    assert first != [_told(one) for one in replace(job, seed=1).observations()]
+    first = [_reported(one) for one in job.observations()]
+    assert first == [_reported(one) for one in job.observations()]
+    assert first != [_reported(one) for one in replace(job, seed=1).observations()]
 
 
 def test_all_ranks_wait_for_the_slowest_and_the_parts_of_a_step_are_the_step() -> None:
@@ -133,7 +133,7 @@ SIZES = (16, 64, 1024) if ALL else (16, 1024)
 WANDERING_SIZES = (8, 64, 256) if ALL else (8, 256)
 COMBINED = [*combined((16,))]
 SLOW = [*slow_changes((16,))]
-TOLD_PER_CAUSE_MAX = 3.0
+REPORTED_PER_CAUSE_MAX = 3.0
 """What grows is reported again, and again when it becomes critical; `benchmarks/cascades.py` has the mean."""
 
 
@@ -144,14 +144,14 @@ def test_a_fault_is_found_and_named_in_time_and_nothing_else_is_said(case: Case)
     assert got.caused == got.named
     assert math.isinf(case.delay_max) or max(got.delays) <= 1.25 * case.delay_max + 2
     assert got.false == []
-    assert got.told <= TOLD_PER_CAUSE_MAX * got.roots
+    assert got.notified <= REPORTED_PER_CAUSE_MAX * got.roots
 
 
 @pytest.mark.parametrize("case", SILENT, ids=lambda case: case.name)
 def test_where_nothing_is_wrong_nobody_is_disturbed(case: Case) -> None:
     got = score(case, range(1))
     assert got.false == []
-    assert got.told <= MESSAGES_PER_HOUR
+    assert got.notified <= MESSAGES_PER_HOUR
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_a_fault_in_a_job_with_a_way_of_its_own_is_one_incident_found_and_named(
 def test_a_jobs_own_way_disturbs_nobody(case: Case) -> None:
     got = score(case, range(1))
     assert (got.named, got.false, got.incidents) == (got.labels, [], got.roots)
-    assert got.labels or got.told <= MESSAGES_PER_HOUR
+    assert got.labels or got.notified <= MESSAGES_PER_HOUR
 
 
 @pytest.mark.parametrize("case", [*SLOW[::2], *in_ci(SLOW[1::2])], ids=lambda case: case.name)

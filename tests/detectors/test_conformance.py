@@ -372,7 +372,7 @@ def test_permuted_ranks_give_permuted_findings(job: Job, seed: int) -> None:
     observations = list(generate(job))
     number = np.argsort(order)
 
-    def told(answer: dict[str, list[Finding]], rename: Callable[[int], int]) -> list[Any]:
+    def reported(answer: dict[str, list[Finding]], rename: Callable[[int], int]) -> list[Any]:
         found = []
         for finding in (finding for findings in answer.values() for finding in findings):
             kind, _, rank = str(finding.scope).partition(":")
@@ -385,7 +385,7 @@ def test_permuted_ranks_give_permuted_findings(job: Job, seed: int) -> None:
     plain = answers(detectors(), observations)
     moved = answers(detectors(), [permuted(observation, order) for observation in observations])
     for index, (one, other) in enumerate(zip(moved, plain, strict=True)):
-        assert told(one, int) == told(other, lambda rank: int(number[rank])), index
+        assert reported(one, int) == reported(other, lambda rank: int(number[rank])), index
 
 
 @settings(max_examples=trials(3, 8), phases=DRAWN, deadline=None)
@@ -394,12 +394,12 @@ def test_on_a_slower_clock_with_patience_to_match_the_same_is_found(job: Job, fa
     """All durations, measured and passed, and all seconds of the settings are multiplied; false incidents are allowed
     for each row as before."""
 
-    def told(found: list[Finding]) -> list[Any]:
+    def reported(found: list[Finding]) -> list[Any]:
         return [(f.kind, f.change, f.scope, f.ranks, f.severity, f.onset_step, f.detected_step) for f in found]
 
     observations = list(generate(job))
     slower = evaluate([scaled(observation, factor) for observation in observations], detectors(scaled_config(factor)))
-    assert told(slower) == told(evaluate(observations))
+    assert reported(slower) == reported(evaluate(observations))
 
 
 @pytest.mark.parametrize("factor", [0.1, 2.0, 15.0])
@@ -574,13 +574,13 @@ def test_an_occurrence_of_an_unknown_kind_or_rank_is_ignored() -> None:
     bank = detectors()
     observations = list(generate(Job(world_size=4, steps=5, ends=False)))
     attempt = next(o for o in observations if isinstance(o, AttemptStart)).attempt
-    told = [
+    reported = [
         ("no such thing", "host-0", None),
         ("process_exit", "host-0", 99),
         ("gap", "host-9", None),
         ("order", "", None),
     ]
-    strange = [Occurrence(kind, attempt, host, 1.0, rank, None, {}) for kind, host, rank in told]
+    strange = [Occurrence(kind, attempt, host, 1.0, rank, None, {}) for kind, host, rank in reported]
     assert evaluate([*observations, *strange], bank) == []
 
 

@@ -41,9 +41,9 @@ class Host:
 
     def throttled(self, minutes: Any, host: str = "host-0", **fields: Any) -> list[Finding]:
         self.now_s += 60.0
-        told = {**HOT, **fields, "minutes": minutes}
+        reported = {**HOT, **fields, "minutes": minutes}
         return [
-            *self.detector.observe(Occurrence("device_throttled", self.attempt, host, self.now_s, None, None, told))
+            *self.detector.observe(Occurrence("device_throttled", self.attempt, host, self.now_s, None, None, reported))
         ]
 
 
@@ -275,8 +275,8 @@ def test_a_clock_that_its_load_or_its_model_explains_is_not_low(sick: Counters, 
 def test_a_clock_that_falls_is_reported_once_and_not_as_one_that_was_always_low():
     fleet = training()
     assert fleet.see(RULES.learning_slots + 1, CLOCKED, CLOCKED) == []
-    told = fleet.see(2 * RULES.unequal_slots, CLOCKED | {"sm_clock_hz": 1e9}, CLOCKED)
-    assert {one.evidence["rule"] for one in told} == {"clock"}
+    reported = fleet.see(2 * RULES.unequal_slots, CLOCKED | {"sm_clock_hz": 1e9}, CLOCKED)
+    assert {one.evidence["rule"] for one in reported} == {"clock"}
 
 
 LINK = {"pcie_generation": 5.0, "pcie_generation_max": 5.0}
@@ -293,10 +293,10 @@ def test_a_link_below_its_generation_under_load_is_a_warning():
 
 def replays(per_minute: float) -> list[Finding]:
     """A link with so many replays, counted in each slot of five seconds."""
-    fleet, told = Fleet(), list[Finding]()
+    fleet, reported = Fleet(), list[Finding]()
     for slot in range(RULES.replay_readings + 1):
-        told += fleet.see(1, LINK | {"pcie_replays": 100.0 + slot * per_minute / 12}, LINK | {"pcie_replays": 0.0})
-    return told
+        reported += fleet.see(1, LINK | {"pcie_replays": 100.0 + slot * per_minute / 12}, LINK | {"pcie_replays": 0.0})
+    return reported
 
 
 @pytest.mark.parametrize(("generation", "allowed"), [(5, 30.72), (4, 15.36), (3, 7.68)])
@@ -361,18 +361,18 @@ def test_an_nvlink_that_replays_is_information_and_a_warning_when_it_goes_on():
     fleet.see()
     (first,) = fleet.see(1, {"nvlink_replay_errors": 9.0})
     assert first.summary == "NVLinks of GPU-3 of rank 3 on host-0 had 2 new errors, replays or recoveries."
-    told = [fleet.see(1, {"nvlink_replay_errors": 9.0 + n}) for n in range(1, RULES.nvlink_errors)]
-    assert not any(told[:-1])
-    assert (first.severity, told[-1][0].severity) == (Severity.INFO, Severity.WARNING)
+    reported = [fleet.see(1, {"nvlink_replay_errors": 9.0 + n}) for n in range(1, RULES.nvlink_errors)]
+    assert not any(reported[:-1])
+    assert (first.severity, reported[-1][0].severity) == (Severity.INFO, Severity.WARNING)
 
 
 def test_kinds_that_a_sender_makes_up_are_not_remembered_without_end():
     rules = GpuRules(RULES)
     for slot in range(3 * RULES.kinds_max):
-        told = powered(slot, np.full(8, 600.0))
-        values = {**told.values, "memory_total_bytes": np.full(8, float(slot)), "sm_clock_hz": np.full(8, 1e9)}
+        reported = powered(slot, np.full(8, 600.0))
+        values = {**reported.values, "memory_total_bytes": np.full(8, float(slot)), "sm_clock_hz": np.full(8, 1e9)}
         present = dict.fromkeys(values, np.ones(8, dtype=bool))
-        assert list(rules.see(DeviceCounters(slot, told.time_s, told.devices, values, present))) == []
+        assert list(rules.see(DeviceCounters(slot, reported.time_s, reported.devices, values, present))) == []
     assert len(rules.snapshot()["_level"]) <= 2 * RULES.kinds_max
 
 

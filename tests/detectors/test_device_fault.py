@@ -35,9 +35,9 @@ class Host:
         self.detector.observe(frame(41, {"loss": [1.0] * 4}, attempt="a.0", time_s=0.0))
 
     def launch(self, attempt: str) -> list[Finding]:
-        told = dataclasses.replace(topology(4, hosts=2), device_uuid=self.devices, device_type=self.types)
+        reported = dataclasses.replace(topology(4, hosts=2), device_uuid=self.devices, device_type=self.types)
         self.attempt = attempt
-        return list(self.detector.observe(AttemptStart(attempt, told, self.now_s)))
+        return list(self.detector.observe(AttemptStart(attempt, reported, self.now_s)))
 
     def event(self, kind: str, host: str = "host-0", after_s: float = 0.0, **fields: Any) -> list[Finding]:
         self.now_s += after_s

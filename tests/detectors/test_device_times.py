@@ -204,20 +204,20 @@ WAYS = [
 
 def known_late(job: Job, rows: int) -> Iterator[Observation]:
     """The job, whose ranks report their devices after so many steps of each launch."""
-    told: AttemptStart | None = None
+    reported: AttemptStart | None = None
     seen = 0
     for observation in generate(job):
         if isinstance(observation, AttemptStart):
-            told, seen = observation, 0
+            reported, seen = observation, 0
             nothing = ("",) * job.world_size
             topology = dataclasses.replace(observation.topology, device_uuid=nothing, device_type=())
             yield dataclasses.replace(observation, topology=topology)
             continue
         yield observation
         seen += isinstance(observation, Frame)
-        if told is not None and seen == rows:
-            yield told
-            told = None
+        if reported is not None and seen == rows:
+            yield reported
+            reported = None
 
 
 @pytest.mark.parametrize("placement", WAYS)

@@ -32,8 +32,8 @@ class Ends(Clockwork):
         host = f"host-{rank * self.hosts // self.ranks}"
         unix_ns = int((1_000 + (self.now_s if at_s is None else at_s)) * 1e9)
         self.state[rank] = "left" if kind == "rank_left" else "exited"
-        told = Occurrence(kind, self.attempt, host, self.now_s, rank, self.step[rank], fields, unix_ns)
-        return [*self.detector.observe(told)]
+        reported = Occurrence(kind, self.attempt, host, self.now_s, rank, self.step[rank], fields, unix_ns)
+        return [*self.detector.observe(reported)]
 
     def exit(self, rank: int, at_s: float | None = None, **fields: Any) -> list[Finding]:
         return self.event("process_exit", rank, at_s, **{"code": None, "signal": None, "error": "", **fields})
@@ -97,8 +97,8 @@ def test_a_job_whose_first_rank_was_asked_to_end_has_ended_on_request_however_th
 
 
 def test_the_only_rank_of_a_job_that_is_interrupted_is_one_piece_of_information() -> None:
-    told = outcome(Ends(ranks=1).exit(0, signal=SIGINT, error=INTERRUPTED))
-    assert told == [(Change.OPEN, Severity.INFO, (0,)), (Change.CLOSE, Severity.INFO, (0,))]
+    reported = outcome(Ends(ranks=1).exit(0, signal=SIGINT, error=INTERRUPTED))
+    assert reported == [(Change.OPEN, Severity.INFO, (0,)), (Change.CLOSE, Severity.INFO, (0,))]
 
 
 def test_an_interrupted_rank_whose_peer_is_gone_before_it_was_the_first_all_the_same() -> None:
@@ -315,8 +315,8 @@ def test_ranks_whose_host_fell_silent_meanwhile_have_ended_with_it() -> None:
 def test_a_restart_ends_the_wait_for_the_others() -> None:
     job = Ends()
     findings = job.exit(1, signal=SIGTERM)
-    told = outcome(findings + job.begin("next.0") + job.stand(60))
-    assert told == [(Change.OPEN, Severity.INFO, (1,)), (Change.CLOSE, Severity.INFO, (1,))]
+    reported = outcome(findings + job.begin("next.0") + job.stand(60))
+    assert reported == [(Change.OPEN, Severity.INFO, (1,)), (Change.CLOSE, Severity.INFO, (1,))]
 
 
 def test_an_exception_whose_process_does_not_end_is_told_with_its_place() -> None:
@@ -518,12 +518,14 @@ def test_it_closes_with_the_next_attempt_and_forgets_who_was_gone() -> None:
     assert "ValueError" in finding.summary
 
 
-@pytest.mark.parametrize(("running", "told"), [("next.0", []), ("run.1", ["run.1"])])
-def test_an_exit_of_an_older_launch_is_history_and_one_of_before_a_rollback_is_of_the_running_attempt(running, told):
+@pytest.mark.parametrize(("running", "reported"), [("next.0", []), ("run.1", ["run.1"])])
+def test_an_exit_of_an_older_launch_is_history_and_one_of_before_a_rollback_is_of_the_running_attempt(
+    running, reported
+):
     job = Ends()
     job.begin(running)
     exited = {"code": None, "signal": 9, "error": ""}
-    assert [finding.attempt for finding in event(job, "process_exit", 2, **exited)] == told
+    assert [finding.attempt for finding in event(job, "process_exit", 2, **exited)] == reported
 
 
 # ---- telemetry_lost ----
@@ -548,7 +550,7 @@ BACK = [({1, 2, 3}, 2), ({2, 3}, 2), ({3}, 2)]
 
 
 @pytest.mark.parametrize(
-    ("hosts", "script", "told"),
+    ("hosts", "script", "reported"),
     [
         pytest.param(2, [({2, 3}, 10)], [], id="a host, for ten seconds"),
         pytest.param(2, [({2, 3}, 30), (set(), 2)], ["open host-1", "close host-1"], id="a host that is back"),
@@ -560,12 +562,12 @@ BACK = [({1, 2, 3}, 2), ({2, 3}, 2), ({3}, 2)]
         pytest.param(4, [({0, 1}, 40), ({1}, 5), ({0, 1}, 40)], ["open host-0"], id="one comes and goes, another not"),
     ],
 )
-def test_silent_hosts_are_told_once_and_until_the_last_is_back(hosts, script, told):
+def test_silent_hosts_are_told_once_and_until_the_last_is_back(hosts, script, reported):
     job = watched_job(hosts)
     findings: list[Finding] = []
     for job.silent, seconds in script:
         findings += job.stand(seconds)
-    assert [f"{f.change} {f.scope}".replace("host:", "") for f in findings] == told
+    assert [f"{f.change} {f.scope}".replace("host:", "") for f in findings] == reported
     assert all(f.evidence["silent_s"] > 10 for f in findings if f.change is Change.OPEN)
 
 

@@ -33,7 +33,7 @@ class Explained:
     def __init__(self, observations: list[Observation], saved_at: int = -1) -> None:
         self.bank = detectors()
         self.histories = StatisticHistories()
-        self.told: list[dict] = []
+        self.reported: list[dict] = []
         for number, one in enumerate(observations):
             if number == saved_at:
                 before, self.bank, histories = self.bank, detectors(), self.histories
@@ -48,7 +48,7 @@ class Explained:
         for detector in self.bank:
             found = detector.observe(one)
             if isinstance(one, Frame) and isinstance(detector, ExplainedDetector):
-                self.told += self.histories.add(detector, one, found, counts)
+                self.reported += self.histories.add(detector, one, found, counts)
 
     @property
     def explained(self) -> list[ExplainedDetector]:
@@ -77,23 +77,23 @@ def explained(fault: Fault | None, steps: int = 500, ranks: int = 8) -> Explaine
     ids=lambda value: type(value).__name__ if not isinstance(value, str) else str(value),
 )
 def test_a_statistic_is_below_its_threshold_until_the_finding_is_reported(fault, kind, statistic, steps) -> None:
-    told = next(one for one in explained(fault, steps).told if one["kind"] == kind)
-    assert told["statistic"] == statistic
-    points = told["points"]
+    reported = next(one for one in explained(fault, steps).reported if one["kind"] == kind)
+    assert reported["statistic"] == statistic
+    points = reported["points"]
     assert points["step"] == sorted(set(points["step"]))
-    assert points["step"][-1] == told["detected_step"]
+    assert points["step"][-1] == reported["detected_step"]
     assert points["value"][-1] >= points["threshold"][-1]
     below = zip(points["value"][:-1], points["threshold"][:-1], points["missing"][:-1], strict=True)
     assert all(value < threshold or missing for value, threshold, missing in below)
-    assert told["why"]
-    assert told["why_not_earlier"]
+    assert reported["why"]
+    assert reported["why_not_earlier"]
 
 
 def test_every_row_is_judged_or_left_out_for_a_reason() -> None:
-    told = explained(Slow(3, 300, 1.04)).told[0]
-    assert sum(told["rows"].values()) == told["detected_step"] + 1
-    assert told["rows"]["first rows of an attempt"] == 2
-    assert told["rows"]["the usual value was not known yet"] == 8
+    reported = explained(Slow(3, 300, 1.04)).reported[0]
+    assert sum(reported["rows"].values()) == reported["detected_step"] + 1
+    assert reported["rows"]["first rows of an attempt"] == 2
+    assert reported["rows"]["the usual value was not known yet"] == 8
 
 
 def test_the_rank_of_a_job_of_one_is_compared_with_nobody() -> None:
@@ -126,25 +126,25 @@ def test_the_smallest_fault_found_today_is_found_and_half_of_it_is_not() -> None
     sizes = dict(quiet.smallest(Kind.STRAGGLER, "a slow rank").sizes)
     assert sizes[6] > sizes[16] >= sizes[64] > 1.0
     excess = sizes[16] - 1
-    found = explained(Slow(3, 300, 1 + 1.3 * excess)).told
+    found = explained(Slow(3, 300, 1 + 1.3 * excess)).reported
     assert [one["scope"] for one in found] == ["rank:3"]
     assert found[0]["detected_step"] - 300 <= 2 * 16
-    assert explained(Slow(3, 300, 1 + 0.5 * excess), steps=316).told == []
+    assert explained(Slow(3, 300, 1 + 0.5 * excess), steps=316).reported == []
 
 
 def test_what_was_needed_earlier_is_more_the_earlier_it_is() -> None:
-    told = explained(Slow(3, 300, 1.035), ranks=64).told[0]
-    needed = [one["needed"] for one in told["earlier"] if one["needed"] is not None]
+    reported = explained(Slow(3, 300, 1.035), ranks=64).reported[0]
+    needed = [one["needed"] for one in reported["earlier"] if one["needed"] is not None]
     assert len(needed) >= 2
     assert needed == sorted(needed, reverse=True)
     assert needed[0] > 1.035
-    assert next(one for one in told["earlier"] if one["rows"] == 3)["needed"] is None
+    assert next(one for one in reported["earlier"] if one["rows"] == 3)["needed"] is None
 
 
 def test_a_restored_job_explains_what_it_would_have_explained() -> None:
     observations = list(generate(Job(world_size=8, steps=500, seed=1).inject(Slow(3, 300, 1.04))))
     middle = next(n for n, one in enumerate(observations) if isinstance(one, Frame) and one.step == 308)
-    assert Explained(observations, middle).told == Explained(observations).told != []
+    assert Explained(observations, middle).reported == Explained(observations).reported != []
 
 
 class Endless(ExplainedDetector):

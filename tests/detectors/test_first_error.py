@@ -247,8 +247,8 @@ def output_of(text: str, rank: int, number: int | None) -> dict[str, Any]:
     if found is None:
         return {}
     certain = found.pattern.weight is Weight.CERTAIN
-    told = {"line": found.line, "role": str(found.pattern.role), "certain": certain, "where": found.where}
-    return {"output": told | {"lines": [*found.lines]}}
+    reported = {"line": found.line, "role": str(found.pattern.role), "certain": certain, "where": found.where}
+    return {"output": reported | {"lines": [*found.lines]}}
 
 
 def noted_error(text: str) -> str:

@@ -140,8 +140,8 @@ def test_whatever_is_heard_first_a_rank_that_was_asked_to_end_is_named_and_the_j
 ):
     lost = [(kind, at_s + 0.05, {**fields, "exit_order": 1}) for kind, at_s, fields in VICTIM]
     for order, gap in in_every_order(lost, REQUESTS[way], last):
-        told = has_reported(hosts, order, gap)[-1]
-        assert (told.change, told.severity, told.ranks) == (Change.CLOSE, Severity.INFO, (1,)), (gap, order)
+        reported = has_reported(hosts, order, gap)[-1]
+        assert (reported.change, reported.severity, reported.ranks) == (Change.CLOSE, Severity.INFO, (1,)), (gap, order)
 
 
 def test_an_end_that_is_heard_after_the_job_has_ended_on_request_shows_that_it_has_not():

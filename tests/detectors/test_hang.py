@@ -167,8 +167,8 @@ def test_a_standstill_is_told_within_eight_seconds_or_twice_the_slowest_steps(st
     everybody_waits(job, but=1)
     findings = job.stand(5 * step_s + 10)
     assert gravity(findings) == ["open info", "update critical"]
-    told, critical = (finding.detected_time_s - finding.onset_time_s for finding in findings)
-    assert told <= max(8.0, 2 * (step_s + jitter_s))
+    reported, critical = (finding.detected_time_s - finding.onset_time_s for finding in findings)
+    assert reported <= max(8.0, 2 * (step_s + jitter_s))
     # A second more for progress blocks and ticks, which come once a second.
     assert critical <= max(5.0, 4.5 * step_s, 2 * (step_s + jitter_s)) + 1 + jitter_s
     assert findings[1].ranks == (1,)
@@ -264,10 +264,10 @@ def test_after_a_relaunch_the_first_step_is_known() -> None:
 def test_between_hold_and_go_nothing_is_judged_and_after_it_all_is() -> None:
     job = training_job()
     everybody_waits(job, but=1)
-    for phase, seconds, told in (("do", 100, 0), ("go", 10, 1)):
+    for phase, seconds, reported in (("do", 100, 0), ("go", 10, 1)):
         fields = {"order": "o", "action": "pause", "step": 5, "phase": phase}
         job.detector.observe(Occurrence("order", job.attempt, "", job.now_s, None, None, fields))
-        assert len(job.stand(seconds)) == told
+        assert len(job.stand(seconds)) == reported
 
 
 def test_irregular_steps_raise_the_deadline() -> None:
@@ -356,27 +356,27 @@ def test_where_all_do_work_of_their_own_within_a_step_nobody_waits_and_people_ha
     job = training_job()
     job.phase = [phase] * 4
     do(job, *[doing] * 4)
-    told = after_s(job, 1200)
-    assert [what for what, _ in told] == ["open info", "update warning", "update critical"]
-    assert (told[0][1] <= 3, told[1][1], told[2][1]) == (True, 58, 898)
+    reported = after_s(job, 1200)
+    assert [what for what, _ in reported] == ["open info", "update warning", "update critical"]
+    assert (reported[0][1] <= 3, reported[1][1], reported[2][1]) == (True, 58, 898)
 
 
 def test_work_of_their_own_that_ended_well_is_this_jobs_way() -> None:
     job = training_job()
-    told = []
+    reported = []
     for _ in range(4):
         do(job, *["own"] * 4)
-        told.append(gravity(job.stand(18)))
+        reported.append(gravity(job.stand(18)))
         job.doing = [""] * 4
         job.train(10)
-    assert told == [["open info"], [], [], []]
+    assert reported == [["open info"], [], [], []]
 
 
 def test_one_that_is_not_in_a_collective_like_the_others_is_named_and_critical() -> None:
     job = training_job()
     do(job, "collective", "own", "collective", "collective")
-    told, critical = findings = job.stand(30)
-    assert (gravity(findings), told.ranks, critical.ranks) == (["open info", "update critical"], (1,), (1,))
+    reported, critical = findings = job.stand(30)
+    assert (gravity(findings), reported.ranks, critical.ranks) == (["open info", "update critical"], (1,), (1,))
 
 
 @pytest.mark.parametrize(("phase", "doing"), [("data_wait", ""), ("", "data")])
@@ -384,9 +384,9 @@ def test_one_that_waits_for_its_data_has_as_long_as_loader_workers_take_to_start
     job = training_job()
     job.phase[1] = phase
     do(job, "collective", doing, "collective", "collective")
-    told = after_s(job, 60)
-    assert [what for what, _ in told] == ["open info", "update critical"]
-    assert 12 <= told[1][1] <= 16
+    reported = after_s(job, 60)
+    assert [what for what, _ in reported] == ["open info", "update critical"]
+    assert 12 <= reported[1][1] <= 16
 
 
 def test_a_host_that_waits_for_its_device_busily_is_not_known_to_do_work_of_its_own() -> None:
@@ -449,36 +449,36 @@ def test_a_rank_that_is_stopped_in_a_pause_is_told_and_critical_as_soon_as_withi
     job = training_job()
     job.pause()
     job.os_state[2] = "T"
-    told, critical = findings = job.stand(30)
-    assert (gravity(findings), told.ranks, critical.ranks) == (["open info", "update critical"], (2,), (2,))
+    reported, critical = findings = job.stand(30)
+    assert (gravity(findings), reported.ranks, critical.ranks) == (["open info", "update critical"], (2,), (2,))
     assert critical.detected_time_s - critical.onset_time_s <= 8.0
 
 
 def test_one_rank_that_saves_while_the_others_wait_is_known_once_it_was_seen() -> None:
     job = training_job()
-    told = []
+    reported = []
     for _ in range(10):
         others_go_on_without(job, 0)
-        told.append(gravity(job.stand(8)))
+        reported.append(gravity(job.stand(8)))
         job.step, job.phase = [job.step[1]] * 4, [""] * 4
         job.train(5)
-    assert told == [["open info"], *([[]] * 9)]
+    assert reported == [["open info"], *([[]] * 9)]
 
 
 def test_one_rank_that_does_not_come_out_of_its_pause_while_the_others_wait_is_critical_after_a_minute() -> None:
     job = training_job()
     others_go_on_without(job, 0)
-    told, critical = findings = job.stand(100)
-    assert (gravity(findings), told.ranks, critical.ranks) == (["open info", "update critical"], (0,), (0,))
-    assert told.detected_time_s - told.onset_time_s <= 5
+    reported, critical = findings = job.stand(100)
+    assert (gravity(findings), reported.ranks, critical.ranks) == (["open info", "update critical"], (0,), (0,))
+    assert reported.detected_time_s - reported.onset_time_s <= 5
     assert 60 <= critical.detected_time_s - critical.onset_time_s <= 61
 
 
 def test_one_that_saves_for_nobody_is_critical_after_a_quarter_of_a_minute() -> None:
     job = training_job()
     others_go_on_without(job, 2)
-    told, critical = findings = job.stand(100)
-    assert (gravity(findings), told.ranks, critical.ranks) == (["open info", "update critical"], (2,), (2,))
+    reported, critical = findings = job.stand(100)
+    assert (gravity(findings), reported.ranks, critical.ranks) == (["open info", "update critical"], (2,), (2,))
     assert 15 <= critical.detected_time_s - critical.onset_time_s <= 16
 
 
@@ -545,10 +545,10 @@ def test_a_rank_that_never_finishes_its_step_while_the_others_pause_is_a_hang_wi
 
 def test_a_labelled_evaluation_keeps_its_own_deadline_between_steps() -> None:
     job = training_job()
-    for seconds, told in ((40, []), (40, []), (200, [("open critical", 120)])):
+    for seconds, reported in ((40, []), (40, []), (200, [("open critical", 120)])):
         job.pause()
         job.phase = ["eval"] * 4
-        assert after_s(job, seconds) == told
+        assert after_s(job, seconds) == reported
         job.phase = [""] * 4
         job.train(20)
 
@@ -584,12 +584,12 @@ def test_one_hiccup_of_little_more_than_twice_the_usual_step_wakes_nobody() -> N
 def test_stalls_that_end_by_themselves_again_and_again_are_soon_known_to_be_this_jobs_way() -> None:
     """An evaluation within the loop's body that nothing tells apart from a step: twice told, then waited for."""
     job = training_job(seconds=100)
-    told = []
+    reported = []
     for _ in range(40):
-        told.append(len(job.stand(8)))
+        reported.append(len(job.stand(8)))
         job.train(3)
-    assert sum(told[:6]) > 0
-    assert sum(told[6:]) == 0
+    assert sum(reported[:6]) > 0
+    assert sum(reported[6:]) == 0
 
 
 def test_a_rank_stopped_again_and_again_never_becomes_this_jobs_way() -> None:

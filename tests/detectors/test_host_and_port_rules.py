@@ -63,7 +63,7 @@ class Hosts:
             values = {name: np.full(HOSTS, value) for name, value in usual.items()}
             for name, value in (sick or {}).items():
                 values[name][SICK] = value
-            present = {name: np.isfinite(told) for name, told in values.items()}
+            present = {name: np.isfinite(reported) for name, reported in values.items()}
             named = tuple((f"host-{number}", "mlx5_0/1" * (self.kind == "port")) for number in range(HOSTS))
             now_s = self.slot * SLOT_S
             counters = DeviceCounters(self.slot, now_s, named, values, present, self.kind)
@@ -171,9 +171,9 @@ def test_a_link_that_comes_back_from_its_second_drop_goes_on_as_a_flap_until_it_
     assert [one.change for one in hosts.see(1, {"link_up": 0.0})] == [Change.OPEN]
     assert [one.change for one in hosts.see(1, {"link_downs": 6.0})] == [Change.CLOSE]
     assert [one.change for one in hosts.see(1, {"link_up": 0.0, "link_downs": 6.0})] == [Change.OPEN]
-    told = hosts.see(1, {"link_downs": 7.0})
-    assert {one.change for one in told} == {Change.UPDATE}
-    assert (told[-1].severity, told[-1].evidence["rule"]) == (Severity.WARNING, "flap")
+    reported = hosts.see(1, {"link_downs": 7.0})
+    assert {one.change for one in reported} == {Change.UPDATE}
+    assert (reported[-1].severity, reported[-1].evidence["rule"]) == (Severity.WARNING, "flap")
     assert hosts.see(PORT.flap_slots - 1, {"link_downs": 7.0}) == []
     assert [one.change for one in hosts.see(1, {"link_downs": 7.0})] == [Change.CLOSE]
 
@@ -181,7 +181,7 @@ def test_a_link_that_comes_back_from_its_second_drop_goes_on_as_a_flap_until_it_
 def test_a_second_port_that_is_down_is_reported_at_once_and_evidence_is_that_of_the_port_it_names() -> None:
     hosts = Hosts("port")
     names = (("host-1", "mlx5_0/1"), ("host-1", "eth1"))
-    told: list[Finding] = []
+    reported: list[Finding] = []
 
     def see(up: tuple[float, float], errors: float) -> list[Finding]:
         hosts.slot += 1
@@ -191,8 +191,8 @@ def test_a_second_port_that_is_down_is_reported_at_once_and_evidence_is_that_of_
         return list(hosts.detector.observe(DeviceCounters(hosts.slot, now_s, names, values, present, "port")))
 
     for errors in range(5):
-        told += see((1.0, 1.0), float(errors))
-    (opened,) = told
+        reported += see((1.0, 1.0), float(errors))
+    (opened,) = reported
     assert (opened.evidence["port_errors"], opened.evidence["new_errors"]) == (3, 3)
     (second,) = see((1.0, 0.0), 5.0)
     assert second.change is Change.UPDATE
@@ -207,10 +207,10 @@ def test_a_second_port_that_is_down_is_reported_at_once_and_evidence_is_that_of_
 def test_counts_that_rise_are_reported_again_after_a_minute_as_how_many_there_were_since_it_began() -> None:
     hosts = learned("port")
     found = [hosts.see(1, {"port_errors": 9.0 + 10 * reading}) for reading in range(1, 40)]
-    told = [(slot, finding) for slot, findings in enumerate(found, start=1) for finding in findings]
-    assert [slot for slot, _ in told] == [3, 12, 24, 36]
-    assert told[-1][1].summary == "Port mlx5_0/1 of host host-1 counts errors: 360 new ones."
-    assert told[-1][1].evidence["port_errors"] == 369
+    reported = [(slot, finding) for slot, findings in enumerate(found, start=1) for finding in findings]
+    assert [slot for slot, _ in reported] == [3, 12, 24, 36]
+    assert reported[-1][1].summary == "Port mlx5_0/1 of host host-1 counts errors: 360 new ones."
+    assert reported[-1][1].evidence["port_errors"] == 369
 
 
 def test_one_flap_is_tolerated_and_the_second_within_five_minutes_is_not() -> None:

@@ -191,8 +191,8 @@ def test_each_kind_is_about_its_own_occurrences_alone() -> None:
 
 def test_a_flood_is_reported_again_when_it_has_doubled_and_no_oftener() -> None:
     detector = forgeries()
-    told = [finding for _ in range(1_000) for finding in refuse(detector, what="rank")]
-    assert [finding.evidence["refused"] for finding in told] == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
+    reported = [finding for _ in range(1_000) for finding in refuse(detector, what="rank")]
+    assert [finding.evidence["refused"] for finding in reported] == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
 
 
 def test_it_ends_a_quiet_time_after_the_last_refusal_and_begins_anew_with_the_next() -> None:
@@ -234,8 +234,8 @@ def times_of(sentence: str) -> list[float]:
 def ratio_of(sentence: str) -> tuple[float, float]:
     """The ratio in a sentence, and by how much it may be rounded."""
     if found := re.search(r"([\d.]+) % (slower|more)", sentence):
-        told = found[1]
-        return 1 + float(told) / 100, 0.5 * 10.0 ** -(2 + len(told.partition(".")[2]))
+        reported = found[1]
+        return 1 + float(reported) / 100, 0.5 * 10.0 ** -(2 + len(reported.partition(".")[2]))
     found = re.search(r"([\d.]+) times as (slow|much)", sentence)
     assert found, sentence
     return float(found[1]), 0.05
@@ -248,12 +248,12 @@ def test_per_cent_and_seconds_agree(shared: bool) -> None:
         np.exp(random.uniform(0.01, 3.0, 5000)), np.exp(random.uniform(-7, 7, 5000)), strict=True
     ):
         crossing = Crossing(0, math.log(ratio), 120, 20, 30.0)
-        told = shifted(crossing, float(seconds), 0.02, 8, shared=shared, grown_s={}, cause="")
-        now_s, usual_s = times_of(told["summary"].partition("(")[2])
-        said, rounded = ratio_of(told["summary"])
+        reported = shifted(crossing, float(seconds), 0.02, 8, shared=shared, grown_s={}, cause="")
+        now_s, usual_s = times_of(reported["summary"].partition("(")[2])
+        said, rounded = ratio_of(reported["summary"])
         assert said > 1.0
-        assert now_s / usual_s == pytest.approx(said, abs=1.01 * rounded + 0.011 * said), told["summary"]
-        assert told["evidence"]["cost_gpu_hours_per_hour"] > 0.0
+        assert now_s / usual_s == pytest.approx(said, abs=1.01 * rounded + 0.011 * said), reported["summary"]
+        assert reported["evidence"]["cost_gpu_hours_per_hour"] > 0.0
 
 
 def test_no_number_is_one_that_nobody_reads() -> None:

@@ -56,8 +56,8 @@ class Watched:
         return self._keep(found)
 
     def accept(self, *scopes: str) -> list[Finding]:
-        told = {"kinds": ["metric"], "scopes": list(scopes)}
-        return self._keep(self.detector.observe(Occurrence("accepted", ATTEMPT, "", self.step, None, None, told)))
+        reported = {"kinds": ["metric"], "scopes": list(scopes)}
+        return self._keep(self.detector.observe(Occurrence("accepted", ATTEMPT, "", self.step, None, None, reported)))
 
     def _keep(self, found) -> list[Finding]:
         self.found += found
@@ -75,8 +75,8 @@ def test_a_value_beyond_its_threshold_for_the_hold_time_opens_and_ends_after_as_
     (found,) = job.log("memory", 12.0)
     assert (found.kind, found.severity, str(found.scope)) == (Kind.METRIC, Severity.CRITICAL, "rule:high")
     assert (found.onset_step, found.detected_step, found.ranks) == (5, 8, ())
-    told = {"rule": "high", "metric": "memory", "when": "above", "value": 12.0, "threshold": 10.0}
-    assert found.evidence == {**told, "since_step": 5, "hold_s": 3.0}
+    reported = {"rule": "high", "metric": "memory", "when": "above", "value": 12.0, "threshold": 10.0}
+    assert found.evidence == {**reported, "since_step": 5, "hold_s": 3.0}
     assert found.summary == "Rule high: memory is 12, above 10, since step 5."
     assert job.log("memory", 9.0, steps=2) == []
     assert job.log("memory", 11.0) == []  # not back for long enough

@@ -111,8 +111,8 @@ def test_a_new_attempt_closes_it_and_the_repeated_step_is_judged_anew() -> None:
     findings += detector.observe(AttemptStart("a.1", topology(4), 9.0))
     findings += detector.observe(frame(5, {"loss": [1.0] * 4}, {"nonfinite": [0] * 4}, attempt="a.1"))
     findings += detector.observe(frame(6, {"loss": [1.0] * 4}, {"nonfinite": [0, 0, 2, 0]}, attempt="a.1"))
-    told = [(f.change, f.attempt, f.ranks) for f in findings]
-    assert told == [(Change.OPEN, "a.0", (1,)), (Change.CLOSE, "a.0", (1,)), (Change.OPEN, "a.1", (2,))]
+    reported = [(f.change, f.attempt, f.ranks) for f in findings]
+    assert reported == [(Change.OPEN, "a.0", (1,)), (Change.CLOSE, "a.0", (1,)), (Change.OPEN, "a.1", (2,))]
 
 
 def test_a_loss_that_falls_silent_after_an_infinity_is_reported_as_what_it_hides() -> None:
@@ -197,20 +197,20 @@ def test_what_comes_late_where_ranks_march_together_opens_nothing() -> None:
     assert judged(frame(9, {"loss": [1.0] * 4}), row(3, 2, "loss", NAN)) == []
 
 
-def told(found: list[Finding]) -> list[tuple[Change, Severity, str]]:
+def reported(found: list[Finding]) -> list[tuple[Change, Severity, str]]:
     return [(one.change, one.severity, one.summary) for one in found]
 
 
 def test_a_metric_of_the_script_that_was_never_finite_is_reported_once_as_information() -> None:
     rows = [frame(step, {"loss": [1.0] * 4, "aux_loss": [NAN] * 4}) for step in range(40)]
     summary = "aux_loss has been NaN or Inf since the first value."
-    assert told(judged(*rows)) == [(Change.OPEN, Severity.INFO, summary), (Change.CLOSE, Severity.INFO, summary)]
+    assert reported(judged(*rows)) == [(Change.OPEN, Severity.INFO, summary), (Change.CLOSE, Severity.INFO, summary)]
 
 
 def test_what_is_never_finite_hides_no_nan_of_the_loss_and_keeps_none_open() -> None:
     aux = {"aux_loss": [NAN] * 4}
     rows = [frame(step, {"loss": [NAN if 5 <= step < 8 else 1.0] * 4} | aux) for step in range(20)]
-    assert told(judged(*rows))[2:] == [
+    assert reported(judged(*rows))[2:] == [
         (Change.OPEN, Severity.CRITICAL, "NaN in the loss of all ranks in step 5."),
         (Change.CLOSE, Severity.CRITICAL, "All values are finite again in step 10."),
     ]
@@ -238,7 +238,7 @@ def skips(*bouts: int) -> list[Frame]:
 
 def test_a_loss_scaler_that_skips_and_recovers_again_and_again_is_one_warning_with_a_count() -> None:
     found = [one for one in judged(*skips(22, 25, 21, 23, 24, 22)) if one.change is Change.OPEN]
-    assert told(found) == [
+    assert reported(found) == [
         (Change.OPEN, Severity.WARNING, "The loss scaler has skipped 20 steps in a row, up to step 69."),
         (
             Change.OPEN,
@@ -302,11 +302,11 @@ def test_a_gradient_norm_that_a_script_has_always_logged_as_zero_is_not_measured
 
 @pytest.mark.parametrize(("begin", "local"), [(0, True), (40, False)])
 def test_gradients_that_are_exactly_zero_for_long_train_nothing(begin: int, local: bool) -> None:
-    def told(*norms: float) -> list[Finding]:
+    def reported(*norms: float) -> list[Finding]:
         return rows_of_zeros(begin, *norms, local=local)
 
-    assert told(0.5, 0.0) == []
-    dead, closed = told(0.0, *[1.0] * 5)
+    assert reported(0.5, 0.0) == []
+    dead, closed = reported(0.0, *[1.0] * 5)
     assert (dead.severity, dead.onset_step, closed.change) == (Severity.WARNING, begin, Change.CLOSE)
     assert dead.summary == f"All gradients have been exactly 0 since step {begin}: nothing is trained."
 

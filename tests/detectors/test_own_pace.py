@@ -39,7 +39,7 @@ def roll(job: Clockwork, seconds: int, *, but: tuple[int, ...] = ()) -> list[Fin
     return findings
 
 
-def told(findings: list[Finding]) -> list[tuple[str, str, str]]:
+def reported(findings: list[Finding]) -> list[tuple[str, str, str]]:
     return [(f.change, f.severity, str(f.scope)) for f in findings]
 
 
@@ -52,9 +52,9 @@ def test_a_rank_that_stands_is_found_by_its_own_past_while_the_others_go_on(rank
     job = rollouts()
     roll(job, 600)
     findings = roll(job, 500, but=(rank,))
-    assert told(findings) == [("open", "warning", f"rank:{rank}")]
+    assert reported(findings) == [("open", "warning", f"rank:{rank}")]
     assert findings[0].detected_time_s - findings[0].onset_time_s == pytest.approx(limit_s, abs=2)
-    assert told(roll(job, 40)) == [("close", "warning", f"rank:{rank}")]
+    assert reported(roll(job, 40)) == [("close", "warning", f"rank:{rank}")]
 
 
 def test_a_rank_that_a_signal_stopped_is_critical_sooner() -> None:
@@ -62,7 +62,7 @@ def test_a_rank_that_a_signal_stopped_is_critical_sooner() -> None:
     roll(job, 600)
     job.os_state[1] = "T"
     findings = roll(job, 60, but=(1,))
-    assert told(findings) == [("open", "critical", "rank:1")]
+    assert reported(findings) == [("open", "critical", "rank:1")]
     assert findings[0].detected_time_s - findings[0].onset_time_s <= 15
 
 
@@ -98,7 +98,7 @@ def test_before_it_is_known_that_ranks_do_not_wait_one_that_goes_on_is_progress(
 def test_a_hang_of_the_job_ends_when_ranks_turn_out_to_go_at_their_own_pace() -> None:
     job = rollouts(lockstep=True, hang=True)
     roll(job, 100)
-    assert told(job.stand(60))[-1][1] == "critical"
+    assert reported(job.stand(60))[-1][1] == "critical"
     apart = dataclasses.replace(topology(4), lockstep=False)
     (closed,) = job.detector.observe(AttemptStart(job.attempt, apart, job.now_s))
     assert closed.change == "close"
@@ -110,14 +110,14 @@ def test_a_snapshot_goes_on_with_the_same_answers() -> None:
     again = OwnPaceDetector(HangConfig())
     again.restore(job.detector.snapshot())
     job.detector = again
-    assert told(roll(job, 200, but=(1,))) == [("open", "warning", "rank:1")]
+    assert reported(roll(job, 200, but=(1,))) == [("open", "warning", "rank:1")]
 
 
 def test_a_rank_that_is_stopped_in_its_first_seconds_is_found_before_its_pace_is_known() -> None:
     job = rollouts()
     roll(job, 1)
     job.os_state[1] = "T"
-    assert told(roll(job, 12, but=(1,))) == [("open", "critical", "rank:1")]
+    assert reported(roll(job, 12, but=(1,))) == [("open", "critical", "rank:1")]
 
 
 Draw = Callable[[np.random.Generator, int], Floats]
@@ -224,11 +224,11 @@ def test_it_ends_when_the_rank_is_as_fast_as_before() -> None:
 @pytest.mark.parametrize("ratio", [1.5, 3.0])
 def test_ranks_that_become_slower_together_are_one_slowdown_of_the_job(ratio: float) -> None:
     findings = found(16, 400, 1, slow=dict.fromkeys(range(16), (ratio, 1500.0, FOR_GOOD_S)))
-    told = opened(findings)
-    (job,) = [finding for finding in told if finding.kind is Kind.SLOWDOWN]
+    reported = opened(findings)
+    (job,) = [finding for finding in reported if finding.kind is Kind.SLOWDOWN]
     assert (job.scope, job.ranks) == (WHOLE_JOB, ())
-    assert len(told) - len(closed(findings)) == 1
-    assert len(told) <= 2
+    assert len(reported) - len(closed(findings)) == 1
+    assert len(reported) <= 2
 
 
 def test_a_job_that_is_as_fast_as_before_is_slow_no_more() -> None:
@@ -241,8 +241,8 @@ def test_a_rank_that_becomes_slower_still_than_its_slow_job_is_named() -> None:
     for one in observations:
         if isinstance(one, Frame) and one.time_s > 3500.0 and one.present["step_time_s"][3]:
             one.values["step_time_s"][3] *= 3.0
-    told = opened(evaluate(observations, [OwnPastDetector(OwnPastConfig())]))
-    assert [(f.kind, f.ranks) for f in told] == [(Kind.SLOWDOWN, ()), (Kind.STRAGGLER, (3,))]
+    reported = opened(evaluate(observations, [OwnPastDetector(OwnPastConfig())]))
+    assert [(f.kind, f.ranks) for f in reported] == [(Kind.SLOWDOWN, ()), (Kind.STRAGGLER, (3,))]
 
 
 def test_a_job_of_two_that_is_slow_outlives_the_slowness_of_each_rank_by_itself() -> None:
@@ -274,7 +274,7 @@ def test_a_slowness_of_seconds_is_a_long_episode() -> None:
     assert evaluate(quick, [OwnPastDetector(OwnPastConfig())]) == []
 
 
-def told_of_a_slow_rank(said: Occurrence) -> list[Finding]:
+def reported_of_a_slow_rank(said: Occurrence) -> list[Finding]:
     """The findings on rank 5, three times as slow for good since 1,000 s, if this is declared at 1,800 s."""
     observations = observed_rollouts(8, 400, 1, slow={5: (3.0, 1000.0, FOR_GOOD_S)})
     at = next(n for n, one in enumerate(observations) if isinstance(one, Frame) and one.time_s > 1800.0)
@@ -282,7 +282,7 @@ def told_of_a_slow_rank(said: Occurrence) -> list[Finding]:
 
 
 def test_what_a_person_accepts_is_the_new_past() -> None:
-    findings = told_of_a_slow_rank(Occurrence("accepted", ATTEMPT, "", 0.0, None, None, {"kinds": ["straggler"]}))
+    findings = reported_of_a_slow_rank(Occurrence("accepted", ATTEMPT, "", 0.0, None, None, {"kinds": ["straggler"]}))
     assert [f.change for f in findings] == [Change.OPEN, Change.CLOSE]
     assert findings[-1].summary == "The level was accepted."
 
@@ -295,7 +295,7 @@ def test_what_a_person_accepts_is_the_new_past() -> None:
     ],
 )
 def test_a_slow_rank_stays_one_after_a_declared_change_until_its_new_level_has_stayed(fields, why) -> None:
-    opened, marked, closed = told_of_a_slow_rank(Occurrence("declared", ATTEMPT, "", 0.0, None, None, fields))
+    opened, marked, closed = reported_of_a_slow_rank(Occurrence("declared", ATTEMPT, "", 0.0, None, None, fields))
     assert (opened.change, marked.change, closed.change) == (Change.OPEN, Change.UPDATE, Change.CLOSE)
     assert (marked.severity, marked.summary) == (opened.severity, f"{opened.summary} {why}")
     assert closed.summary == "Rank 5 has stayed at a new level since a change was declared."

@@ -78,8 +78,8 @@ def test_a_rank_that_is_slower_than_its_slow_host_is_named_too() -> None:
 
 def test_a_recovered_host_is_closed_and_its_rank_that_stays_slow_is_named() -> None:
     host = job(500).inject(Slow((4, 5, 7), AT, 1.15, AT + 80), Slow(6, AT, 1.15))
-    told = [(finding.change, str(finding.scope)) for finding in found(generate(host))]
-    assert told == [(Change.OPEN, "host:host-1"), (Change.OPEN, "rank:6"), (Change.CLOSE, "host:host-1")]
+    reported = [(finding.change, str(finding.scope)) for finding in found(generate(host))]
+    assert reported == [(Change.OPEN, "host:host-1"), (Change.OPEN, "rank:6"), (Change.CLOSE, "host:host-1")]
 
 
 def test_a_slow_host_is_known_again_in_the_next_attempt() -> None:
@@ -102,12 +102,12 @@ def test_a_detector_restored_within_any_block_goes_on_as_if_nothing_had_happened
 
 def test_why_a_place_was_reported_is_explained_from_half_of_the_evidence_on() -> None:
     explained = Explained(list(generate(job(1_100, 3).inject(Slow((4, 5, 6, 7), 1_000, 1.03)))))
-    told = next(one for one in explained.told if one["scope"] == "host:host-1")
-    points = told["points"]
-    assert points["step"][-1] == told["detected_step"]
+    reported = next(one for one in explained.reported if one["scope"] == "host:host-1")
+    points = reported["points"]
+    assert points["step"][-1] == reported["detected_step"]
     assert points["value"][-1] >= points["threshold"][-1]
-    assert told["why"].startswith("The log-likelihood ratio of a lasting change reached")
-    assert told["why_not_earlier"]
+    assert reported["why"].startswith("The log-likelihood ratio of a lasting change reached")
+    assert reported["why_not_earlier"]
 
 
 def test_a_lower_quartile_is_high_only_if_no_more_than_a_quarter_is_not() -> None:
@@ -155,7 +155,7 @@ def test_the_smallest_faults_of_hosts_and_switches_are_known_and_found() -> None
     assert scopes(generate(slow)) == ["host:host-1"]
 
 
-def told(job: Job) -> list[Finding]:
+def reported(job: Job) -> list[Finding]:
     return [finding for finding in evaluate(generate(job)) if finding.kind in (Kind.STRAGGLER, Kind.SLOWDOWN)]
 
 
@@ -166,7 +166,7 @@ def test_a_stage_that_becomes_slower_is_named_and_no_rank_of_it() -> None:
     job = Job(world_size=64, steps=600, seed=2, placement=RankPlacement(pp=4)).inject(
         Slow(STAGE_ONE, 300, 1.1, until_step=450)
     )
-    findings = told(job)
+    findings = reported(job)
     stage = [finding for finding in findings if str(finding.scope) == "stage:1"]
     assert [finding.change for finding in stage] == [Change.OPEN, Change.CLOSE]
     assert (stage[0].severity, stage[0].ranks, stage[0].onset_step) == (Severity.WARNING, (), 300)
@@ -177,7 +177,7 @@ def test_a_stage_that_becomes_slower_is_named_and_no_rank_of_it() -> None:
 
 @pytest.mark.parametrize("pp", [4, 16])
 def test_a_stage_that_is_heavier_by_design_is_reported_once_for_information(pp: int) -> None:
-    findings = told(Job(world_size=32, steps=400, seed=22, placement=RankPlacement(pp=pp, heavy_stage=(3, 1.6))))
+    findings = reported(Job(world_size=32, steps=400, seed=22, placement=RankPlacement(pp=pp, heavy_stage=(3, 1.6))))
     assert [(str(f.scope), f.change, f.severity, f.ranks) for f in findings] == [
         ("stage:3", Change.OPEN, Severity.INFO, ())
     ]
@@ -208,7 +208,7 @@ def test_a_stage_that_is_heavier_by_design_is_reported_once_for_information(pp: 
     ],
 )
 def test_other_jobs_have_no_slow_stage(job: Job) -> None:
-    assert told(job) == []
+    assert reported(job) == []
 
 
 def test_a_detector_restored_all_along_goes_on_as_if_nothing_had_been() -> None:

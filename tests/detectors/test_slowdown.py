@@ -182,13 +182,13 @@ def test_progress_ends_the_loop() -> None:
     assert [f.change for f in detector.observe(frame(6, {"loss": [1.0] * 4}, attempt="c.0"))] == [Change.CLOSE]
 
 
-def told(findings: list[Finding]) -> list[tuple[str, str, bool]]:
+def reported(findings: list[Finding]) -> list[tuple[str, str, bool]]:
     return [(f.change, f.severity, f.evidence.get("standing", False)) for f in findings if f.change is not Change.CLOSE]
 
 
 def test_what_comes_and_goes_again_is_one_pattern_with_a_count() -> None:
     findings = found(Job(8, 3000, 1).inject(WanderingPace(0.05, 0.09, 150)))
-    assert {severity for _, severity, _ in told(findings)} == {Severity.INFO}
+    assert {severity for _, severity, _ in reported(findings)} == {Severity.INFO}
     patterns = [finding for finding in findings if finding.evidence.get("standing")]
     assert [finding.change for finding in patterns][:2] == [Change.OPEN, Change.UPDATE]
     assert [finding.evidence["times"] for finding in patterns][:2] == [2, 3]
@@ -300,7 +300,7 @@ def test_a_job_that_warms_up_wakes_nobody(steps: int, factor: float) -> None:
 
 def test_bouts_that_take_a_third_of_the_job_are_reported_each_time() -> None:
     bouts = (SlowJob(at, 1.5, until_step=at + 100) for at in range(200, 1400, 200))
-    assert told(found(Job(8, 1400, 1).inject(*bouts))) == [("open", "warning", False)] * 6
+    assert reported(found(Job(8, 1400, 1).inject(*bouts))) == [("open", "warning", False)] * 6
 
 
 def test_below_a_tenth_it_is_for_information_until_it_has_lasted_a_quarter_of_an_hour() -> None:

@@ -145,12 +145,12 @@ def test_a_lasting_shift_crosses_with_its_onset_and_its_size():
 def test_however_far_out_five_rows_say_nothing_and_the_sixth_does_or_of_very_many_ranks_the_seventh(limit, ranks, rows):
     bank = ShiftBank((0.15,), CLIP_SIGMAS, ROWS_MIN)
     bank.clear(ranks)
-    told = []
+    reported = []
     for step in range(rows):
         residual = np.where(np.arange(ranks) == 0, 0.7, 0.0)
         bank.push(residual, np.full(ranks, 0.05), np.ones(ranks, dtype=bool), step, limit)
-        told.append([crossing.rank for crossing in bank.crossings(limit)])
-    assert told == [[]] * (rows - 1) + [[0]]
+        reported.append([crossing.rank for crossing in bank.crossings(limit)])
+    assert reported == [[]] * (rows - 1) + [[0]]
 
 
 def test_quantiles_are_those_of_the_newest_window() -> None:

@@ -278,7 +278,7 @@ def heavy(steps: int = 420, factor: float = 1.25) -> Job:
     return Job(16, steps, 3, placement=RankPlacement(pp=4, heavy_stage=(3, factor)))
 
 
-def told(job: Job) -> list[tuple[str, str, str, bool, tuple[int, ...]]]:
+def reported(job: Job) -> list[tuple[str, str, str, bool, tuple[int, ...]]]:
     return [line(incident) for incident in judged(job)[1]]
 
 
@@ -292,7 +292,7 @@ FACT = ("slowdown", "info", "stage:3", True, ())
 
 @pytest.mark.parametrize("factor", [1.15, 1.6, 6.0])
 def test_a_heavy_stage_is_one_fact_for_information_whatever_its_size(factor: float) -> None:
-    assert told(heavy(factor=factor)) == [FACT]
+    assert reported(heavy(factor=factor)) == [FACT]
 
 
 def test_several_heavy_stages_are_one_fact() -> None:
@@ -314,7 +314,7 @@ def test_a_rank_slow_from_the_start_stays_a_warning_and_what_comes_later_is_dist
         (SlowJob(300, 1.08), ("slowdown", "info", "job", False, ())),
         (Slow(2, 300, 1.2), ("straggler", "warning", "rank:2", False, (2,))),
     ):
-        assert told(Job(16, 420, 1).inject(Slow(2, 0, 1.3), fault)) == [slow, more]
+        assert reported(Job(16, 420, 1).inject(Slow(2, 0, 1.3), fault)) == [slow, more]
 
 
 def test_ranks_of_one_host_that_are_slow_from_the_start_are_one_incident() -> None:
@@ -326,9 +326,9 @@ def test_ranks_of_one_host_that_are_slow_from_the_start_are_one_incident() -> No
 
 def test_a_rank_or_host_slower_by_less_than_a_tenth_is_one_fact_for_information() -> None:
     job = Job(64, 420, 1, noise=Noise(silicon=0.005)).inject(Slow(2, 0, 1.08), Slow(5, 0, 1.07))
-    assert told(job) == [("straggler", "info", "job", True, (2, 5))]
+    assert reported(job) == [("straggler", "info", "job", True, (2, 5))]
     host = Job(64, 420, 1, noise=Noise(silicon=0.005)).inject(Slow(tuple(range(8, 16)), 0, 1.07), SlowJob(300, 1.2))
-    assert [known[:4] for known in told(host)] == [
+    assert [known[:4] for known in reported(host)] == [
         ("straggler", "info", "host:host-1", True),
         ("slowdown", "warning", "job", False),
     ]
@@ -343,8 +343,8 @@ def test_a_rank_that_recovers_is_reported_and_accused_of_nothing_afterwards() ->
 
 def test_a_relaunch_tells_again_what_still_stands_and_it_stays_the_same_incident() -> None:
     slow = ("straggler", "warning", "rank:2", True, (2,))
-    assert told(Job(16, 500, 1).inject(Slow(2, 0, 1.3), Restart(200, 190))) == [slow]
-    assert told(heavy(500).inject(Restart(200, 190))) == [FACT]
+    assert reported(Job(16, 500, 1).inject(Slow(2, 0, 1.3), Restart(200, 190))) == [slow]
+    assert reported(heavy(500).inject(Restart(200, 190))) == [FACT]
 
 
 def test_a_slow_rank_that_goes_into_a_relaunch_is_no_standing_one() -> None:

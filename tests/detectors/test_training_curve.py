@@ -99,8 +99,8 @@ def test_a_loss_that_jumps_with_the_work_in_a_step_begins_anew(
 ) -> None:
     loss = curve(800)
     loss[600:] += 9.0 * np.exp(-np.arange(200) / 100)
-    told = watched_curve({"loss": loss, "step_work": [work(step) for step in range(800)]})
-    assert max((finding.severity for finding in told), key=GRAVITY.index) is severity
+    reported = watched_curve({"loss": loss, "step_work": [work(step) for step in range(800)]})
+    assert max((finding.severity for finding in reported), key=GRAVITY.index) is severity
 
 
 def test_a_shift_of_five_sigmas_is_found_within_five_points() -> None:
@@ -116,9 +116,9 @@ def test_a_few_good_batches_do_not_end_what_lasts(good: int, ends: bool) -> None
     series = curve(1500)
     series[1200:] *= 1.2
     series[1260 : 1260 + good] /= 1.2
-    told = diverging(series[:1300])
-    assert [finding.change for finding in told[:1]] == [Change.OPEN]
-    assert any(finding.change is Change.CLOSE for finding in told) == ends
+    reported = diverging(series[:1300])
+    assert [finding.change for finding in reported[:1]] == [Change.OPEN]
+    assert any(finding.change is Change.CLOSE for finding in reported) == ends
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -236,9 +236,9 @@ def test_a_spike_that_goes_on_growing_is_reported_again_within_its_incident() ->
 def test_the_further_a_loss_has_grown_the_surer_it_is_that_it_diverges() -> None:
     series = curve(1600)
     series[1200:] += 0.005 * np.arange(1, 401)
-    told = [one.confidence for one in diverging(series)]
-    assert told == sorted(told)
-    assert told[0] < 0.9 < told[-1] == 0.95
+    reported = [one.confidence for one in diverging(series)]
+    assert reported == sorted(reported)
+    assert reported[0] < 0.9 < reported[-1] == 0.95
 
 
 def test_spikes_within_a_divergence_and_just_before_it_are_recorded_with_step_and_height() -> None:
@@ -550,13 +550,13 @@ def test_sentences_have_the_words_of_training() -> None:
     norms[700] = 32.0
     losses = 4.78 + 0.01 * np.random.default_rng(1).standard_normal(900)
     losses[600:] += 6.7
-    told = [one.summary for one in watched_curve({"loss": losses, "grad_norm": norms})]
-    assert "The gradient norm jumped to 32 in step 700, 32 times its usual 1.01" in " ".join(told)
+    reported = [one.summary for one in watched_curve({"loss": losses, "grad_norm": norms})]
+    assert "The gradient norm jumped to 32 in step 700, 32 times its usual 1.01" in " ".join(reported)
     assert any(
         one.startswith("The loss has been high since step 600: 11.") and "2.4 times its usual 4.7" in one
-        for one in told
+        for one in reported
     )
-    assert not any("sigma" in one or "grad_norm" in one for one in told)
+    assert not any("sigma" in one or "grad_norm" in one for one in reported)
 
 
 def test_a_curve_that_goes_back_runs_away_from_a_level_that_it_still_has() -> None:

@@ -29,10 +29,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def postgres() -> str:
     given = os.environ.get("RANKWATCH_TEST_POSTGRES", "")
     try:
-        told = subprocess.run([_programs() / "postgres", "--version"], capture_output=True, text=True, check=True)
+        reported = subprocess.run([_programs() / "postgres", "--version"], capture_output=True, text=True, check=True)
     except (PostgresError, OSError, subprocess.CalledProcessError) as error:
         return f"no PostgreSQL: {error}"
-    return told.stdout.strip() + (" and a given server" if given else "")
+    return reported.stdout.strip() + (" and a given server" if given else "")
 
 
 def apache() -> str:

@@ -58,7 +58,7 @@ def taken_by(taker: str) -> Iterator[AgentService | KafkaSink]:
         sink.close()
 
 
-def rows_told(service: AgentService | KafkaSink) -> tuple[int, int]:
+def rows_reported(service: AgentService | KafkaSink) -> tuple[int, int]:
     """Rows that have arrived, each message counted once, and rows reported as given up."""
     messages = {(batch.boot, batch.seq): batch for batch in list(service.batches)}.values()
     arrived = sum(batch.steps.rows for batch in messages if batch.steps is not None)
@@ -80,7 +80,7 @@ def test_what_fits_arrives_after_an_outage_and_the_rest_is_counted_to_the_row(tm
         agent = stack.enter_context(AgentProcess(tmp_path, environment))
         for rank in ranks:
             rank.do("steps", WARM_STEPS)
-        until(lambda: rows_told(service)[0] == RANKS * WARM_STEPS)
+        until(lambda: rows_reported(service)[0] == RANKS * WARM_STEPS)
         worker = agent.worker
         before_kb = memory_kb(worker, "VmRSS")
 
@@ -100,10 +100,10 @@ def test_what_fits_arrives_after_an_outage_and_the_rest_is_counted_to_the_row(tm
             service.silent.clear()
 
         total = RANKS * (WARM_STEPS + steps)
-        until(lambda: sum(rows_told(service)) == total, 60.0)
-        arrived, lost = rows_told(service)
+        until(lambda: sum(rows_reported(service)) == total, 60.0)
+        arrived, lost = rows_reported(service)
         until(lambda: not list(spool.glob("**/*.seg")))
-        assert rows_told(service) == (arrived, lost)
+        assert rows_reported(service) == (arrived, lost)
 
     assert grown_kb < MEMORY_GROWTH_MAX_KB
     took_s = sorted(took for rank in range(RANKS) for took in json.loads((tmp_path / f"took-{rank}.json").read_text()))

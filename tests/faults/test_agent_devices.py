@@ -120,5 +120,5 @@ class Newest:
         self._service = service
 
     def __call__(self, kind: str, counter: str) -> float | None:
-        told = [one for batch in self._service.batches for one in batch.host_devices if one.kind == kind]
-        return told[-1].counters.get(counter) if told else None
+        reported = [one for batch in self._service.batches for one in batch.host_devices if one.kind == kind]
+        return reported[-1].counters.get(counter) if reported else None

@@ -249,10 +249,10 @@ def test_the_last_good_capture_outlives_every_later_one_and_training_goes_back_t
     # Captures of spoilt weights go on, many more than there are places.
     rank.do("steps", 400)
     until(lambda: ("l.0", 424, 0) in service.rows())
-    told = [event.fields["checkpoint"] for event in service.events("checkpoint_saved")]
-    assert len(told) == 43
+    reported = [event.fields["checkpoint"] for event in service.events("checkpoint_saved")]
+    assert len(reported) == 43
     gone = [event.fields["checkpoint"] for event in service.events("checkpoint_gone")]
-    assert set(told) - set(gone) == {good, "memory:l.0:400", "memory:l.0:410", "memory:l.0:420"}
+    assert set(reported) - set(gone) == {good, "memory:l.0:400", "memory:l.0:410", "memory:l.0:420"}
 
     hold = wire.OrderView("o1", "gpt", "l.0", "hold", "rollback", 430, 60.0, good, checkpoint_step=20, k=1)
     service.order(hold, proven=good)

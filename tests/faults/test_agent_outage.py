@@ -24,9 +24,12 @@ def spooled_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.glob("**/*.seg"))
 
 
-def leave_a_spool(folder: Path, environment: dict[str, str], **told: str) -> str:
+def leave_a_spool(folder: Path, environment: dict[str, str], **reported: str) -> str:
     """Let a job of 50 steps end with 7 while nobody answers; the log of its agent."""
-    with RecordingRank(folder, **told) as rank, AgentProcess(folder, environment, job=told.get("job", "gpt")) as agent:
+    with (
+        RecordingRank(folder, **reported) as rank,
+        AgentProcess(folder, environment, job=reported.get("job", "gpt")) as agent,
+    ):
         rank.do("steps", 50)
         until(lambda: "rank 0" in agent.log)
         rank.say("exit", 7)

@@ -20,8 +20,8 @@ def exits(service: AgentService) -> dict[int, dict[str, object]]:
 
 
 def blocks(service: AgentService, phase: str | None = None) -> list[wire.Progress]:
-    told = [block for batch in list(service.batches) for block in batch.progress]
-    return [block for block in told if phase in (None, block.phase)]
+    reported = [block for batch in list(service.batches) for block in batch.progress]
+    return [block for block in reported if phase in (None, block.phase)]
 
 
 def settle(service: AgentService, count: int) -> None:
@@ -47,15 +47,15 @@ def test_exit_codes_signals_and_exceptions_are_reported_within_a_second(tmp_path
         raising.wait()
         until(lambda: len(exits(service)) == 3)
         assert time.monotonic() - begin_s < 15.0
-        told = exits(service)
+        reported = exits(service)
         assert last.process.poll() is None
-    assert (told[0]["code"], told[0]["signal"]) == (3, None)
-    assert (told[1]["code"], told[1]["signal"]) == (None, signal.SIGKILL)
-    assert (told[2]["code"], told[2]["signal"]) == (1, None)
-    assert told[2]["error"] == "ConnectionError: connection-reset-by-peer"
-    assert {told[rank]["how"] for rank in told} <= {"pidfd", "zombie"}
-    assert [told[rank]["exit_order"] for rank in (0, 1, 2)] == [0, 1, 2]
-    assert not any(told[rank]["left"] for rank in told)
+    assert (reported[0]["code"], reported[0]["signal"]) == (3, None)
+    assert (reported[1]["code"], reported[1]["signal"]) == (None, signal.SIGKILL)
+    assert (reported[2]["code"], reported[2]["signal"]) == (1, None)
+    assert reported[2]["error"] == "ConnectionError: connection-reset-by-peer"
+    assert {reported[rank]["how"] for rank in reported} <= {"pidfd", "zombie"}
+    assert [reported[rank]["exit_order"] for rank in (0, 1, 2)] == [0, 1, 2]
+    assert not any(reported[rank]["left"] for rank in reported)
 
 
 def test_the_first_mover_is_the_one_whose_process_died_first_however_fast_the_others_follow(tmp_path, service):
@@ -69,8 +69,8 @@ def test_the_first_mover_is_the_one_whose_process_died_first_however_fast_the_ot
         until(lambda: len(exits(service)) == 6)
     for each in ranks:
         each.close()
-    told = exits(service)
-    assert sorted(told, key=lambda rank: int(str(told[rank]["exit_order"]))) == order
+    reported = exits(service)
+    assert sorted(reported, key=lambda rank: int(str(reported[rank]["exit_order"]))) == order
 
 
 def test_an_exit_is_reported_by_the_excepthook_or_as_unknown_when_the_process_was_gone_before_the_agent_came(
@@ -84,12 +84,12 @@ def test_an_exit_is_reported_by_the_excepthook_or_as_unknown_when_the_process_wa
         killed.wait()
     with AgentProcess(tmp_path, service.environment) as agent:
         assert agent.wait() == 0
-    told = exits(service)
-    assert (told[0]["how"], told[0]["error"]) == ("excepthook", "ConnectionError: boom")
-    assert (told[0]["code"], told[0]["abrupt"]) == (1, False)
+    reported = exits(service)
+    assert (reported[0]["how"], reported[0]["error"]) == ("excepthook", "ConnectionError: boom")
+    assert (reported[0]["code"], reported[0]["abrupt"]) == (1, False)
     # Nobody is left who knows the signal, but that Python had no time to say anything says much.
-    assert (told[1]["how"], told[1]["code"], told[1]["signal"]) == ("unknown", None, None)
-    assert told[1]["abrupt"] is True
+    assert (reported[1]["how"], reported[1]["code"], reported[1]["signal"]) == ("unknown", None, None)
+    assert reported[1]["abrupt"] is True
     assert len(service.rows()) == 5
     assert not list(tmp_path.glob("*.ring*"))
 
@@ -121,8 +121,8 @@ def test_an_agent_that_is_told_to_stop_tells_how_its_ranks_ended_first(tmp_path,
     ended_s = time.monotonic()
     assert agent.wait() == 143
     assert time.monotonic() - ended_s < 20.0
-    told = [(event.rank, event.fields["signal"]) for event in service.events("process_exit")]
-    assert (told[0], told[-1]) == ((0, signal.SIGTERM), (1, signal.SIGKILL))
+    reported = [(event.rank, event.fields["signal"]) for event in service.events("process_exit")]
+    assert (reported[0], reported[-1]) == ((0, signal.SIGTERM), (1, signal.SIGKILL))
     assert [event.fields["reason"] for event in service.events("agent_stop")] == ["told to stop"]
     assert not list(tmp_path.glob("*.ring*"))
 
@@ -138,9 +138,9 @@ def test_a_loop_that_was_broken_off_by_an_exit_is_reported_with_status_and_place
     rank.say("loop_exit", 3)
     assert rank.wait() == 3
     until(lambda: exits(service))
-    told = exits(service)[0]
-    assert (told["code"], told["error"], told["left"]) == (3, "SystemExit: 3", False)
-    assert "recording_rank.py:" in str(told["where"])
+    reported = exits(service)[0]
+    assert (reported["code"], reported["error"], reported["left"]) == (3, "SystemExit: 3", False)
+    assert "recording_rank.py:" in str(reported["where"])
 
 
 def test_a_normal_end_is_distinguished_and_the_agent_ends_and_leaves_no_recorder(tmp_path, service, agent, rank):
@@ -286,5 +286,5 @@ def test_exits_are_numbered_anew_in_each_launch(tmp_path, service, agent):
             one.process.kill()
             one.wait()
     until(lambda: len(service.events("process_exit")) == 4)
-    told = [(event.rank, event.fields["exit_order"]) for event in service.events("process_exit")]
-    assert sorted(told[:2]) == sorted(told[2:]) == [(0, 1), (1, 0)]
+    reported = [(event.rank, event.fields["exit_order"]) for event in service.events("process_exit")]
+    assert sorted(reported[:2]) == sorted(reported[2:]) == [(0, 1), (1, 0)]

@@ -33,7 +33,7 @@ def up(tmp_path, server):
     up.stop()
 
 
-def told(up, seq):
+def reported(up, seq):
     """Send a batch; return the answer, whatever it is."""
     body = wire.encode(wire.Batch(1, f"job-{seq}", "l.0", "h", "b", seq, 0))
     return up.http.client.post("/api/v1/telemetry", content=body, headers=MSGPACK, timeout=30.0)
@@ -41,7 +41,7 @@ def told(up, seq):
 
 def test_every_role_outlives_a_database_that_is_killed_and_who_listens_misses_nothing(up, server):
     with listening(up, after=0) as lines:
-        assert told(up, 0).status_code == 202
+        assert reported(up, 0).status_code == 202
         next(line for line in lines if "job-0" in line)
         last = int(next(line for line in lines if line.startswith("id: "))[4:])
         before = children(up.process.pid)
@@ -50,7 +50,7 @@ def test_every_role_outlives_a_database_that_is_killed_and_who_listens_misses_no
         while_it_is_away(up)
         list(lines)  # the service ends the stream
     server.start()
-    until("ingest", lambda: told(up, 1).status_code == 202)
+    until("ingest", lambda: reported(up, 1).status_code == 202)
     with listening(up, after=last) as lines:
         assert any("job-1" in line for line in lines)
     assert children(up.process.pid) == before
@@ -62,7 +62,7 @@ def while_it_is_away(up):
     ends_s = time.monotonic() + AWAY_S
     while time.monotonic() < ends_s:
         assert up.http.client.get("/livez").status_code == 200
-        for answer in (told(up, 1), up.http.client.get("/api/v1/jobs"), up.http.client.get("/api/v1/incidents")):
+        for answer in (reported(up, 1), up.http.client.get("/api/v1/jobs"), up.http.client.get("/api/v1/incidents")):
             assert answer.status_code == 503
             assert int(answer.headers["retry-after"]) >= 1
             assert answer.headers["content-type"] == "application/problem+json"

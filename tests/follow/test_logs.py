@@ -316,9 +316,9 @@ class Loop:
 def test_a_log_that_is_not_understood_is_told_at_once_and_every_ten_minutes(tmp_path):
     loop = Loop(tmp_path)
     loop.run(*((60.0 * minute, "part 7 of the data is there\n" * 50) for minute in range(25)))
-    told = [line for line in loop.said if line.startswith("LOG NOT UNDERSTOOD")]
-    assert len(told) == 3
-    assert "--step, --loss and --time" in told[0]
+    reported = [line for line in loop.said if line.startswith("LOG NOT UNDERSTOOD")]
+    assert len(reported) == 3
+    assert "--step, --loss and --time" in reported[0]
 
 
 @pytest.mark.parametrize(("after", "phase"), [("", "log_not_understood"), (lines(1, 2), "unreported")])

@@ -76,7 +76,7 @@ TWO_HOSTS: Final = RankPlacement(ranks_per_host=4)
 
 
 @dataclass(frozen=True)
-class Told:
+class Reported:
     """An event that an agent sends for a job, at a step."""
 
     step: int
@@ -94,7 +94,7 @@ class Fault:
     steps: int = 160
     ranks: int = 8
     placement: RankPlacement = TWO_HOSTS
-    told: Sequence[Told] = ()
+    reported: Sequence[Reported] = ()
     late_values: bool = False
 
 
@@ -152,7 +152,9 @@ FAULTS: Final = (
     Fault("xid-memory", "xid:rank=6,at=60,xid=94 rank_lost:rank=6,at=62 restart:at=62,to=40"),
     Fault("throttle", "throttle:rank=5,at=60,factor=1.5", 400),
     Fault("throttle-unfelt", "throttle:rank=5,at=60,factor=1.0", 400),
-    Fault("checkpoint-failed", "", told=[Told(step, "checkpoint_failed", 2, NO_ROOM) for step in (99, 119, 139)]),
+    Fault(
+        "checkpoint-failed", "", reported=[Reported(step, "checkpoint_failed", 2, NO_ROOM) for step in (99, 119, 139)]
+    ),
     Fault("rule-pace", "slowdown:at=120,factor=1.8,until=170", 220),
     Fault("rule-peers", "gradient:rank=6,at=90,factor=2.5", 160),
     Fault("cascade", "straggler:rank=2,at=50,factor=2 nonfinite:rank=2,at=100 rank_lost:rank=2,at=106", 140),
@@ -233,9 +235,9 @@ class _Ranks:
             training = [read_training(connection, order.job, order.attempt) for order in orders]
         for order, one in zip(orders, training, strict=True):
             for host, ranks in one.hosts.items():
-                told = tuple(_answer(order, rank, step) for rank in ranks)
+                reported = tuple(_answer(order, rank, step) for rank in ranks)
                 attempt = order.attempt
-                view = wire.View(self._job, attempt, host, "boot-1", clock.unix_ns(), told)
+                view = wire.View(self._job, attempt, host, "boot-1", clock.unix_ns(), reported)
                 store_views(self._engine, [ReceivedView(view)], clock.unix_ns())
             self.stand = self.stand or order.pause_applied
 
@@ -257,20 +259,20 @@ def _telemetry(fault: Fault) -> Iterator[tuple[float, bytes]]:
     job = Job(fault.ranks, fault.steps, 11, step_s=0.5, placement=fault.placement, late_values=fault.late_values)
     for text in fault.script.split():
         job = apply(text, job)
-    observations = _with_told(saves(generate(job)), fault.told)
+    observations = _with_reported(saves(generate(job)), fault.reported)
     for message in batches(fault.name, observations, start_unix_ns=START_NS):
         yield message.time_s, wire.encode(declared(message.batch))
 
 
-def _with_told(observations: Iterator[Observation], told: Sequence[Told]) -> Iterator[Observation]:
-    waiting = list(told)
+def _with_reported(observations: Iterator[Observation], reported: Sequence[Reported]) -> Iterator[Observation]:
+    waiting = list(reported)
     for observation in observations:
         yield observation
         step = getattr(observation, "step", None)
         while waiting and step is not None and step >= waiting[0].step:
             one = waiting.pop(0)
-            told_of = (observation.attempt, "host-0", observation.time_s, one.rank, one.step)
-            yield Occurrence(one.kind, *told_of, dict(one.fields))
+            reported_of = (observation.attempt, "host-0", observation.time_s, one.rank, one.step)
+            yield Occurrence(one.kind, *reported_of, dict(one.fields))
 
 
 # ---- what is left of it ----------------------------------------------------------------------------------------------

@@ -55,22 +55,22 @@ def stage() -> Iterator[Stage]:
 def test_a_command_is_obeyed_by_all_ranks_at_one_step_or_by_none_whoever_is_killed(stage: Stage, trial: int) -> None:
     draw = random.Random(f"{SEED}/{trial}")
     action, victim, after_s = draw.choice(ACTIONS), VICTIMS[trial % len(VICTIMS)], draw.uniform(0.0, KILL_WITHIN_S)
-    told = f"trial {trial}: {action}, {victim} killed after {after_s:.3f} s"
+    reported = f"trial {trial}: {action}, {victim} killed after {after_s:.3f} s"
     await_good_checkpoint(stage)
-    command = stage.command(action, told)
+    command = stage.command(action, reported)
     stage.wait_for_time(after_s)
     kill(stage, victim, draw)
 
     limit_s = LEASE_S[action] + LAUNCH_S
-    finished = stage.wait_for(f"end of {told}", limit_s, lambda: final_state(stage, command["id"]))
+    finished = stage.wait_for(f"end of {reported}", limit_s, lambda: final_state(stage, command["id"]))
     if action == "pause" and finished["state"] == "applied":
         resume(stage)
-    print(f"{told}: {finished['state']} {finished['result']}")
+    print(f"{reported}: {finished['state']} {finished['result']}")
     goes_on_from = (stage.journals.attempt, stage.journals.step)
-    stage.wait_for(f"training after {told}, {finished['state']}", limit_s, lambda: has_gone_on(stage, goes_on_from))
+    stage.wait_for(f"training after {reported}, {finished['state']}", limit_s, lambda: has_gone_on(stage, goes_on_from))
 
-    assert stage.journals.mixed() == [], told
-    assert stage.journals.ragged() == [], told
+    assert stage.journals.mixed() == [], reported
+    assert stage.journals.ragged() == [], reported
 
 
 def await_good_checkpoint(stage: Stage) -> None:

@@ -126,8 +126,8 @@ class TrainingJob:
         return answer.json() if answer.is_success else None
 
     def _ended(self, command: str) -> dict[str, Any] | None:
-        told = self._service.http.ask("GET", f"/api/v1/commands/{command}").json()
-        return told if told["state"] not in ("requested", "approved", "sent", "accepted") else None
+        reported = self._service.http.ask("GET", f"/api/v1/commands/{command}").json()
+        return reported if reported["state"] not in ("requested", "approved", "sent", "accepted") else None
 
 
 @pytest.fixture

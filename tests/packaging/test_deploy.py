@@ -167,7 +167,7 @@ while :; do sleep 0.05; done
 """
 
 
-def told_to_end(folder: Path, command: list[str], launcher: str, **environment: str) -> subprocess.Popen[bytes]:
+def asked_to_end(folder: Path, command: list[str], launcher: str, **environment: str) -> subprocess.Popen[bytes]:
     """The process of a command that gets SIGTERM once its `torchrun` runs."""
     (folder / "torchrun").write_text(launcher)
     (folder / "torchrun").chmod(0o755)
@@ -184,7 +184,7 @@ def test_the_first_process_of_a_pod_hands_sigterm_on_once_and_waits_for_the_laun
     (text,) = container["args"]
     assert re.search(rf"^sleep ([{int(END_AFTER_S + CLOSE_WITHIN_S)}-9])$", text, re.MULTILINE)
     command = [*container["command"], re.sub(r"^sleep \d$", "", text, flags=re.MULTILINE)]
-    assert told_to_end(tmp_path, command, LAUNCHER, RANKWATCH_LAUNCH="x").wait(60) == 7
+    assert asked_to_end(tmp_path, command, LAUNCHER, RANKWATCH_LAUNCH="x").wait(60) == 7
     assert (tmp_path / "told").read_text() == "told\n"
 
 
@@ -220,7 +220,7 @@ def test_a_task_of_a_step_outlives_sigterm_until_its_launcher_has_ended(tmp_path
     (text,) = re.findall(r"^on_host='(.+)'$", SBATCH, re.MULTILINE)
     command = ["bash", "-c", text.replace("sleep 5; ", "")]
     launcher = "#!/bin/bash\ntouch began\nuntil [ -e ended ]; do sleep 0.05; done\nexit 7\n"
-    process = told_to_end(tmp_path, command, launcher)
+    process = asked_to_end(tmp_path, command, launcher)
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(0.5)
     (tmp_path / "ended").touch()

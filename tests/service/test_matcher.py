@@ -28,7 +28,7 @@ def test_a_matcher_is_read_as_alertmanager_reads_it(text, name, operator, value)
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reported"),
     [
         ("job", "not a matcher"),
         ('="gpt"', "not a matcher"),
@@ -42,8 +42,8 @@ def test_a_matcher_is_read_as_alertmanager_reads_it(text, name, operator, value)
         (f"job=~{'a' * (PATTERN_CHARS_MAX + 1)}", "longer than"),
     ],
 )
-def test_a_malformed_matcher_is_refused_with_the_reason(text, told):
-    with pytest.raises(ValueError, match=told):
+def test_a_malformed_matcher_is_refused_with_the_reason(text, reported):
+    with pytest.raises(ValueError, match=reported):
         parse_matcher(text)
 
 

@@ -42,13 +42,13 @@ def test_relative_paths_are_meant_from_here_by_the_roles_that_are_started_too(el
         "ingest_config": "ingest.json",
         "kafka_ssl_cafile": "ca.pem",
     }
-    told = as_environment(Settings(**given))
+    reported = as_environment(Settings(**given))
     monkeypatch.chdir("/")
     for name, path in given.items():
         scheme, _, rest = path.rpartition(":///")
-        assert told[f"RANKWATCH_{name.upper()}"] == f"{scheme and 'sqlite:///'}{elsewhere / rest}"
-    assert told["RANKWATCH_SECRET_KEY_FILE"] == str(elsewhere / "data" / "secret.key")
-    assert told["RANKWATCH_KAFKA_SSL_KEYFILE"] == ""
+        assert reported[f"RANKWATCH_{name.upper()}"] == f"{scheme and 'sqlite:///'}{elsewhere / rest}"
+    assert reported["RANKWATCH_SECRET_KEY_FILE"] == str(elsewhere / "data" / "secret.key")
+    assert reported["RANKWATCH_KAFKA_SSL_KEYFILE"] == ""
     assert Settings(database_url="postgresql://h/d").database_url == "postgresql://h/d"
 
 
@@ -117,7 +117,7 @@ def test_groups_are_a_table_of_the_file_and_json_in_the_environment(elsewhere, m
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "reported"),
     [
         ({"oidc_issuer": "http://sso.example.com"}, "https"),
         ({"oidc_issuer": "sso.example.com"}, "https"),
@@ -130,10 +130,10 @@ def test_groups_are_a_table_of_the_file_and_json_in_the_environment(elsewhere, m
         ({"oidc_groups": {"ml": {"scopes": ["read"], "jobs": [""]}}}, "jobs"),
     ],
 )
-def test_a_provider_by_which_nobody_could_log_in_is_refused(wrong, told):
+def test_a_provider_by_which_nobody_could_log_in_is_refused(wrong, reported):
     assert Settings(**OIDC, oidc_groups=GROUPS).oidc_issuer
     assert Settings(**(OIDC | {"oidc_issuer": "http://127.0.0.1:8080/realms/x"}), oidc_groups=GROUPS)
-    with pytest.raises(ValidationError, match=told):
+    with pytest.raises(ValidationError, match=reported):
         Settings(**({**OIDC, "oidc_groups": GROUPS} | wrong))
 
 
@@ -153,7 +153,7 @@ def test_kafka_is_reached_as_the_settings_say(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "reported"),
     [
         ({"kafka": "localhost"}, "HOST:PORT"),
         ({"kafka": "a:1", "kafka_security_protocol": "TLS"}, "SASL_SSL"),
@@ -162,6 +162,6 @@ def test_kafka_is_reached_as_the_settings_say(monkeypatch):
         ({"kafka_prefix": "a b"}, "kafka_prefix"),
     ],
 )
-def test_kafka_settings_that_could_never_connect_are_refused(wrong, told):
-    with pytest.raises(ValidationError, match=told):
+def test_kafka_settings_that_could_never_connect_are_refused(wrong, reported):
+    with pytest.raises(ValidationError, match=reported):
         Settings(**wrong)

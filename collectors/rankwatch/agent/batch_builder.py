@@ -314,8 +314,8 @@ class BatchBuilder:
     @property
     def empty(self) -> bool:
         """True when there is nothing to send."""
-        told = self.progress or self.devices or self.host_devices or self._events or self._ranks
-        return not (told or len(self._steps) or len(self._values))
+        reported = self.progress or self.devices or self.host_devices or self._events or self._ranks
+        return not (reported or len(self._steps) or len(self._values))
 
     def add(self, rank: LocalRank, entry: Entry) -> int:
         """Add one record of a rank.
@@ -342,7 +342,7 @@ class BatchBuilder:
         self.devices = tuple(devices) or self.devices
         self.host_devices = tuple(host_devices) or self.host_devices
 
-    def tell(self, event: wire.Event) -> None:
+    def add_event(self, event: wire.Event) -> None:
         """Add an event."""
         self._events.append(event)
         self._bulk_bytes += len(event.fields.get("stack", "")) + len(event.fields.get("dump", ""))

@@ -66,14 +66,14 @@ class CheckpointRoots:
 
     def meet(self, rank: LocalRank) -> None:
         """Add the roots that a living rank declares. Those of a new launch replace all earlier ones."""
-        told = tuple(map(str, rank.identity.get("checkpoint_roots", ())))
+        reported = tuple(map(str, rank.identity.get("checkpoint_roots", ())))
         if rank.launch != self._launch:
-            self._launch, self._declared, self.trouble = rank.launch, bool(told), ""
-            self._change(told or self.roots, rank)
-        elif told:
+            self._launch, self._declared, self.trouble = rank.launch, bool(reported), ""
+            self._change(reported or self.roots, rank)
+        elif reported:
             before = self.roots if self._declared else ()
             self._declared = True
-            fresh = [root for root in told if root not in before]
+            fresh = [root for root in reported if root not in before]
             if fresh:
                 self._change((*before, *fresh)[-ROOTS_MAX:], rank)
 
@@ -208,12 +208,12 @@ class CheckpointDisk(NamedTuple):
     save_bytes: int
     """Size of the newest save; 0: not known."""
 
-    def differs_from(self, told: CheckpointDisk | None) -> bool:
+    def differs_from(self, reported: CheckpointDisk | None) -> bool:
         """Whether it is worth another report."""
-        if told is None or os.path.dirname(told.path) != os.path.dirname(self.path):
+        if reported is None or os.path.dirname(reported.path) != os.path.dirname(self.path):
             return True
-        fits, fitted = (one.free_bytes >= one.save_bytes for one in (self, told))
-        return fits != fitted or abs(self.free_bytes - told.free_bytes) >= FREE_STEP * self.total_bytes
+        fits, fitted = (one.free_bytes >= one.save_bytes for one in (self, reported))
+        return fits != fitted or abs(self.free_bytes - reported.free_bytes) >= FREE_STEP * self.total_bytes
 
 
 @dataclass(slots=True)
@@ -251,7 +251,7 @@ class SavedCheckpoints:
         """The path of a save that has failed since the newest one."""
         self._looking = threading.Event()
         self._disk: CheckpointDisk | None = None
-        self._told: CheckpointDisk | None = None
+        self._reported: CheckpointDisk | None = None
         self.place: tuple[str, int] | None = None
         """The folder of the newest save, or of a newer one that has failed, without symbolic links, and the free bytes
         of its file system; None: not known."""
@@ -261,7 +261,7 @@ class SavedCheckpoints:
         """Watch what a rank notes that it has saved; where a save has failed, look at its file system at once."""
         if note.kind == "checkpoint_failed" and note.fields.get("what") == "save":
             self._failed = self._path_of(str(note.fields.get("location", ""))) or self._failed
-            self._disk = self._told = None
+            self._disk = self._reported = None
             self._next_s = self._now_s()
             return
         checkpoint = str(note.fields.get("checkpoint", ""))
@@ -295,9 +295,9 @@ class SavedCheckpoints:
     def disks(self) -> list[CheckpointDisk]:
         """The file system of the newest save, if it has changed since it was returned, or if a save has failed."""
         disk = self._disk
-        if self._looking.is_set() or disk is None or not disk.differs_from(self._told):
+        if self._looking.is_set() or disk is None or not disk.differs_from(self._reported):
             return []
-        self._told = disk
+        self._reported = disk
         return [disk]
 
     def _look(self, watching: list[_Watched], failed: str) -> None:

@@ -159,12 +159,12 @@ class ThrottledDevices:
         """
         minute = int(now_s // MINUTE_S)
         device = self._devices.setdefault(index, _Device(minute))
-        told = self._finish(device, minute) if minute > device.minute else None
+        reported = self._finish(device, minute) if minute > device.minute else None
         bits = (reasons or 0) & _BITS
         device.seen += 1
         device.hit += bits != 0
         device.bits |= bits
-        return told
+        return reported
 
     def _finish(self, device: _Device, minute: int) -> Throttling | None:
         is_whole = device.seen >= SAMPLES_MIN and device.hit >= WHOLE * device.seen
@@ -219,7 +219,7 @@ class DeviceSampler(threading.Thread):
         """By index, as the first reader found them: a device that is lost later is still known by its serial."""
         self._throttled = ThrottledDevices()
         self._missing: set[int] = set()
-        self._told_ns: dict[tuple[str, int | None, int | None, str], int] = {}
+        self._reported_ns: dict[tuple[str, int | None, int | None, str], int] = {}
         """When each error was reported, by device, Xid, SXid and event."""
         self._silent_since_s: float | None = None
         self._received_s = 0.0
@@ -297,7 +297,7 @@ class DeviceSampler(threading.Thread):
         for index in reading.lost:
             self._lose(self._found.get(index, DeviceIdentity(index)), "the driver does not reach it any more")
         for error in reading.errors:
-            self._tell_error(error)
+            self._report_error(error)
         if reading.samples:
             self._samples = reading.samples
         for sample in reading.samples:
@@ -305,7 +305,7 @@ class DeviceSampler(threading.Thread):
             if throttling is not None:
                 now = {"temperature_celsius": sample.temperature_celsius, "sm_clock_hz": sample.sm_clock_hz}
                 device = self._found.get(sample.local_index, DeviceIdentity(sample.local_index))
-                self._tell("device_throttled", _named(device) | throttling._asdict() | now)
+                self._report("device_throttled", _named(device) | throttling._asdict() | now)
 
     def _compare(self, found: dict[int, DeviceIdentity]) -> None:
         """Remember the first inventory; a device of it that is not found any more is lost."""
@@ -319,43 +319,43 @@ class DeviceSampler(threading.Thread):
 
     def _lose(self, device: DeviceIdentity, reason: str) -> None:
         self._missing.add(device.index)
-        self._tell("device_lost", {**_named(device), "reason": reason})
+        self._report("device_lost", {**_named(device), "reason": reason})
 
-    def _tell_error(self, error: DeviceError) -> None:
+    def _report_error(self, error: DeviceError) -> None:
         here = {device.pci_bus_id: device for device in self._found.values()}
         if error.sxid is None and error.pci_bus_id not in here and "" not in here:
             return  # the kernel's log is of the whole host: a device that this container does not have
         device = here.get(error.pci_bus_id, DeviceIdentity(-1, pci_bus_id=error.pci_bus_id))
         key = error.pci_bus_id, error.xid, error.sxid, error.event
-        last_ns = self._told_ns.get(key, 0)
-        self._told_ns[key] = error.time_unix_ns
+        last_ns = self._reported_ns.get(key, 0)
+        self._reported_ns[key] = error.time_unix_ns
         if error.time_unix_ns - last_ns < REPEATED_S * 1e9:
             return
         if error.sxid is not None:
             fields = {"pci_bus_id": error.pci_bus_id, "sxid": error.sxid, "text": error.text}
-            self._tell("switch_error", fields, error.time_unix_ns)
+            self._report("switch_error", fields, error.time_unix_ns)
         elif error.event:
-            self._tell("device_event", {**_named(device), "event": error.event}, error.time_unix_ns)
+            self._report("device_event", {**_named(device), "event": error.event}, error.time_unix_ns)
         elif error.xid is None:
-            self._tell("device_lost", {**_named(device), "reason": error.text}, error.time_unix_ns)
+            self._report("device_lost", {**_named(device), "reason": error.text}, error.time_unix_ns)
         else:
             fields = {**_named(device), "xid": error.xid, "text": error.text}
-            self._tell("device_error", fields, error.time_unix_ns)
+            self._report("device_error", fields, error.time_unix_ns)
 
     def _hear(self) -> None:
         self._received_s = self._clock.monotonic_s()
         if self._silent_since_s is not None:
             silent_s = self._received_s - self._silent_since_s
             self._silent_since_s = None
-            self._tell("driver_answers", {"silent_s": silent_s})
+            self._report("driver_answers", {"silent_s": silent_s})
 
     def _look_for_silence(self, since_s: float, timeout_s: float) -> None:
         silent_s = self._clock.monotonic_s() - since_s
         if silent_s >= timeout_s and self._silent_since_s is None:
             self._silent_since_s = since_s
-            self._tell("driver_silent", {"silent_s": silent_s})
+            self._report("driver_silent", {"silent_s": silent_s})
 
-    def _tell(self, kind: str, fields: dict[str, Any], unix_ns: int | None = None) -> None:
+    def _report(self, kind: str, fields: dict[str, Any], unix_ns: int | None = None) -> None:
         if len(self._events) >= EVENTS_MAX:
             _log.warning("dropped an event of a device: %s %s", kind, fields)
             return

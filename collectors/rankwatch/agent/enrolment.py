@@ -145,13 +145,13 @@ class Enrolment:
             if known := _host_key(file):
                 proof = proof_of(bytes.fromhex(known[1]), nonce, self._job, self._host)
                 asked = msgspec.structs.replace(asked, host_id=known[0], host_proof=proof)
-            told = self._ask(asked)
-            fresh = host_of(told.agent), told.host_key
-            if file and is_mine and told.host_key and fresh != known:
+            reported = self._ask(asked)
+            fresh = host_of(reported.agent), reported.host_key
+            if file and is_mine and reported.host_key and fresh != known:
                 _keep_host_key(file, *fresh)
-        self._store(told)
-        _log.info("enrolled as agent %s", told.agent)
-        return AgentIdentity(told.agent, bytes.fromhex(told.secret))
+        self._store(reported)
+        _log.info("enrolled as agent %s", reported.agent)
+        return AgentIdentity(reported.agent, bytes.fromhex(reported.secret))
 
     def _ask(self, asked: wire.EnrolmentRequest) -> wire.Enrolled:
         """Request an identity from the service, and check that this service has issued the token."""
@@ -163,17 +163,17 @@ class Enrolment:
             raise self._refusal(answer)
         self._refused, self._wait_s = None, REFUSED_FIRST_S
         try:
-            told = _ENROLLED.decode(answer.body)
-            bytes.fromhex(told.secret + told.host_key)
+            reported = _ENROLLED.decode(answer.body)
+            bytes.fromhex(reported.secret + reported.host_key)
         except (msgspec.DecodeError, ValueError) as error:
             raise Unreachable(f"the answer to the enrolment cannot be read: {error}") from error
         key = self._connection.enrolment_key
         if key and not compare_digest(
-            told.proof.encode(), proof_of(key, asked.nonce, told.agent, told.secret).encode()
+            reported.proof.encode(), proof_of(key, asked.nonce, reported.agent, reported.secret).encode()
         ):
             text = f"{self._connection.url} did not issue the token: it does not know its enrolment key"
             raise NotEnrolledError(text, None, for_a_person=True)
-        return told
+        return reported
 
     def _refusal(self, answer: Reply) -> NotEnrolledError:
         """The service's reason for refusing; it is not asked again before this may have changed."""
@@ -188,21 +188,21 @@ class Enrolment:
 
     def _stored(self) -> AgentIdentity | None:
         try:
-            told = _ENROLLED.decode(self._path.read_bytes())
-            return AgentIdentity(told.agent, bytes.fromhex(told.secret))
+            reported = _ENROLLED.decode(self._path.read_bytes())
+            return AgentIdentity(reported.agent, bytes.fromhex(reported.secret))
         except FileNotFoundError:
             return None
         except (OSError, msgspec.DecodeError, ValueError) as error:
             _log.warning("the agent's identity cannot be read, so it enrols again: %s", error)
             return None
 
-    def _store(self, told: wire.Enrolled) -> None:
+    def _store(self, reported: wire.Enrolled) -> None:
         fresh = self._path.with_suffix(".new")
         try:
             fresh.unlink(missing_ok=True)
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             with os.fdopen(os.open(fresh, flags, 0o600), "w") as file:
-                json.dump({"agent": told.agent, "secret": told.secret}, file)
+                json.dump({"agent": reported.agent, "secret": reported.secret}, file)
             os.replace(fresh, self._path)
         except OSError as error:
             # The next worker enrols again.
@@ -283,11 +283,11 @@ class OrderCheck:
         Raises:
             ForgedOrdersError: they are not from the service, or not for this request.
         """
-        told: wire.SignedOrders = _decoded(_SIGNED, body)
-        _verify(identity, told, nonce_of(request))
+        reported: wire.SignedOrders = _decoded(_SIGNED, body)
+        _verify(identity, reported, nonce_of(request))
         with self._lock:
-            self._ahead_ns = told.at_unix_ns - self._monotonic_ns()
-        return _decoded(_ORDERS, told.orders)
+            self._ahead_ns = reported.at_unix_ns - self._monotonic_ns()
+        return _decoded(_ORDERS, reported.orders)
 
     def event(self, identity: AgentIdentity, data: str, request: bytes, sequence: int) -> tuple[wire.Orders, int]:
         """The orders in an event of the stream, and the sequence number of the event.
@@ -301,25 +301,25 @@ class OrderCheck:
         Raises:
             ForgedOrdersError: they are not from the service, not for this stream, repeated, or expired.
         """
-        told: wire.SignedOrders = _decoded(_SIGNED, data)
-        _verify(identity, told, nonce_of(request))
-        if told.sequence <= sequence:
-            raise ForgedOrdersError(f"orders {told.sequence} came after {sequence}")
+        reported: wire.SignedOrders = _decoded(_SIGNED, data)
+        _verify(identity, reported, nonce_of(request))
+        if reported.sequence <= sequence:
+            raise ForgedOrdersError(f"orders {reported.sequence} came after {sequence}")
         with self._lock:
             ahead_ns = self._ahead_ns
         # Before the first answer to a view nothing is known of the service's clock; the nonce says that it is recent.
         if ahead_ns is not None:
-            age_s = (self._monotonic_ns() + ahead_ns - told.at_unix_ns) / 1e9
+            age_s = (self._monotonic_ns() + ahead_ns - reported.at_unix_ns) / 1e9
             if age_s > wire.ORDERS_VALID_S:
                 raise ForgedOrdersError(f"orders expired: they are {age_s:.0f} s old")
-        return _decoded(_ORDERS, told.orders), told.sequence
+        return _decoded(_ORDERS, reported.orders), reported.sequence
 
 
-def _verify(identity: AgentIdentity, told: wire.SignedOrders, nonce: str) -> None:
-    code = code_of(Purpose.ORDERS, identity.agent, identity.secret, told.signed_part()).hex()
-    if not hmac.compare_digest(code.encode(), told.code.encode()):
+def _verify(identity: AgentIdentity, reported: wire.SignedOrders, nonce: str) -> None:
+    code = code_of(Purpose.ORDERS, identity.agent, identity.secret, reported.signed_part()).hex()
+    if not hmac.compare_digest(code.encode(), reported.code.encode()):
         raise ForgedOrdersError("orders are not signed by the service")
-    if told.nonce != nonce:
+    if reported.nonce != nonce:
         raise ForgedOrdersError("signed orders answer another request")
 
 

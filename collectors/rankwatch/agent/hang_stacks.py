@@ -244,12 +244,12 @@ class Stacks:
                     if waiting.rank.look.stands == waiting.stands:  # it has not moved meanwhile
                         waiting.rank.look = waiting.rank.look._replace(doing=doing)
                     continue
-                waiting.fields |= self._told(waiting, place, stack) | {"doing": doing}
+                waiting.fields |= self._reported(waiting, place, stack) | {"doing": doing}
                 event = wire.Event("stack_dump", self._clock.unix_ns(), waiting.rank.rank, waiting.step, waiting.fields)
                 ready.append((waiting.attempt, event))
         return ready
 
-    def _told(self, waiting: _Waiting, place: StackPlace | None, stack: str) -> dict[str, Any]:
+    def _reported(self, waiting: _Waiting, place: StackPlace | None, stack: str) -> dict[str, Any]:
         """The fields of a stack. Its text stands for all ranks of this host that stand at the same place."""
         if place is None:
             return {"stack": stack, "place": "", "where": ""}
@@ -387,8 +387,8 @@ class NativeStacks:
             except (OSError, subprocess.SubprocessError) as error:
                 if not self._refused:
                     self._refused = True
-                    told = error.stderr if isinstance(error, subprocess.CalledProcessError) else str(error)
-                    _log.warning("no native frames of rank %d: %s", rank.rank, str(told).strip()[-300:])
+                    reported = error.stderr if isinstance(error, subprocess.CalledProcessError) else str(error)
+                    _log.warning("no native frames of rank %d: %s", rank.rank, str(reported).strip()[-300:])
             else:
                 self._answers.put((rank, stack))
             finally:

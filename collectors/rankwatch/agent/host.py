@@ -119,25 +119,25 @@ class HostResources:
             found = rate(counts.get(name), before.get(name), seconds)
             return None if found is None else min(found * of_s, 1.0)
 
-        told = dict[str, float | None]()
+        reported = dict[str, float | None]()
         for name in PRESSURES:
-            told[name] = share(name, 1e-6)
+            reported[name] = share(name, 1e-6)
         cpu_s = {name: counts.get(name, 0.0) - before.get(name, 0.0) for name in _CPU_TIMES}
         total = sum(cpu_s.values())
         if before and total > 0:
-            told["cpu_utilization_ratio"] = 1 - sum(cpu_s[name] for name in _IDLE) / total
-            told["cpu_steal_ratio"] = cpu_s["steal"] / total
+            reported["cpu_utilization_ratio"] = 1 - sum(cpu_s[name] for name in _IDLE) / total
+            reported["cpu_steal_ratio"] = cpu_s["steal"] / total
         periods = rate(counts.get("periods"), before.get("periods"), seconds)
         throttled = rate(counts.get("throttled"), before.get("throttled"), seconds)
         if periods and throttled is not None:
-            told["cpu_throttled_ratio"] = min(throttled / periods, 1.0)
+            reported["cpu_throttled_ratio"] = min(throttled / periods, 1.0)
         memory = table_of(self._proc / "meminfo")
         for name, key in (("memory_total_bytes", "MemTotal"), ("memory_available_bytes", "MemAvailable")):
-            told[name] = memory[key] * KB if key in memory else None
-        told["oom_kills"] = counts.get("oom_kills")
-        told |= self._disks(counts, before, seconds)
+            reported[name] = memory[key] * KB if key in memory else None
+        reported["oom_kills"] = counts.get("oom_kills")
+        reported |= self._disks(counts, before, seconds)
         self._before, self._before_s = counts, now_s
-        return known(told)
+        return known(reported)
 
     def _counts(self) -> dict[str, float]:
         """What the kernel has counted since it started."""
@@ -245,17 +245,17 @@ class NetworkPorts:
         Args:
             now_s: of a clock that never goes back.
         """
-        told, seconds = dict[str, dict[str, float]](), now_s - self._before_s
+        reported, seconds = dict[str, dict[str, float]](), now_s - self._before_s
         counts = {**{port: {"link_up": 0.0} for port in sorted(self._was_up)}, **self._counts()}
         self.left_out = max(0, len(counts) - PORTS_MAX)
         for port, now in list(counts.items())[:PORTS_MAX]:
             before = self._before.get(port, {})
             rates = {f"{name}_per_s": rate(now.get(name), before.get(name), seconds) for name in _RATES}
-            told[port] = {name: value for name, value in now.items() if name not in _RATES} | known(rates)
+            reported[port] = {name: value for name, value in now.items() if name not in _RATES} | known(rates)
             if now.get("link_up"):
                 self._was_up.add(port)
         self._before, self._before_s = counts, now_s
-        return told
+        return reported
 
     def _counts(self) -> dict[str, dict[str, float]]:
         """Counters of the ports in use; ports of collectives come first."""

@@ -306,8 +306,8 @@ class Nvml:
             asked.metrics[place].metricId = number
         if self._ask("GpmMetricsGet", asked) is None:
             return {}
-        told = [asked.metrics[place] for place in range(len(ACTIVITIES))]
-        return {ACTIVITIES[one.metricId]: one.value / 100 for one in told if one.nvmlReturn == 0}
+        reported = [asked.metrics[place] for place in range(len(ACTIVITIES))]
+        return {ACTIVITIES[one.metricId]: one.value / 100 for one in reported if one.nvmlReturn == 0}
 
     def _limits(self, handle: Any) -> dict[str, float]:
         """What bounds a device's speed."""

@@ -63,11 +63,11 @@ class RankOutput:
         if found is None and rank.exit_order == 0:
             found = reason(self._of_files(rank, of_nobody), number, ended_unix_ns)
             found = found if found is not None and found.pattern.weight is Weight.CERTAIN else None
-        told = {"lines": self.last_lines(rank)} if found is None else _fields(found)
-        if not told["lines"] and rank.exit_order == 0:
-            told = {"lines": _last(self._of_files(rank, of_nobody))}
+        reported = {"lines": self.last_lines(rank)} if found is None else _fields(found)
+        if not reported["lines"] and rank.exit_order == 0:
+            reported = {"lines": _last(self._of_files(rank, of_nobody))}
         files = sorted(self._files.get(rank.path, {}).values())
-        return {"output": told | {"files": files}} if told["lines"] or files else {}
+        return {"output": reported | {"files": files}} if reported["lines"] or files else {}
 
     def last_lines(self, rank: LocalRank) -> list[str]:
         """What it has printed last, for people."""

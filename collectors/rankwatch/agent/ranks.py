@@ -56,7 +56,7 @@ class LocalRank:
     process: RankProcess | None
     """None if the process was gone when the recorder was found, or cannot be opened; then the recorder's lock shows
     whether it lives."""
-    settled: int
+    acknowledged: int
     """Sequence number of the last entry that the service or the spool has."""
     read: int
     """Sequence number of the last whole record that was read."""
@@ -211,12 +211,12 @@ class LocalRanks:
                 found.append(rank)
         return found
 
-    def settle(self, positions: dict[str, int]) -> None:
+    def acknowledge_sent(self, positions: dict[str, int]) -> None:
         """Store up to which entry the service or the spool has each recorder, on disk too."""
         for path, position in positions.items():
             rank = self._ranks.get(path)
-            if rank is not None and position > rank.settled:
-                rank.settled = position
+            if rank is not None and position > rank.acknowledged:
+                rank.acknowledged = position
                 _write_position(path, position)
 
     def remove(self, rank: LocalRank) -> None:
@@ -236,12 +236,12 @@ class LocalRanks:
         self._ranks.clear()
 
     def _open(self, path: str, name: str) -> LocalRank | None:
-        settled = _read_position(path)
-        if settled == FULLY_SENT:
+        acknowledged = _read_position(path)
+        if acknowledged == FULLY_SENT:
             _delete(path)
             return None
         try:
-            reader = RingReader(path, settled + 1, writable=True)
+            reader = RingReader(path, acknowledged + 1, writable=True)
         except (ValueError, OSError):
             return None  # still being created, or of another version: the next scan tries again
         try:
@@ -255,7 +255,14 @@ class LocalRanks:
             return None
         slot = reader.directives
         rank = LocalRank(
-            path, reader, header, _hold(header), settled, settled, directive=slot.read(), persistent=slot.persistent
+            path,
+            reader,
+            header,
+            _hold(header),
+            acknowledged,
+            acknowledged,
+            directive=slot.read(),
+            persistent=slot.persistent,
         )
         if rank.process is None and not reader.owner_alive():
             rank.last_sign_unix_ns = _last_sign_of_life(reader, header)

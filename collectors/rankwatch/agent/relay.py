@@ -98,8 +98,8 @@ class Relay:
                 self._carry_out(view)
         while len(self._newest) > ORDERS_REMEMBERED:
             self._newest.popitem(last=False)
-        told = (self._newest.get(view.order) for view in orders.orders)
-        self._open = tuple(view for view in told if view is not None and view.phase != "closed")
+        reported = (self._newest.get(view.order) for view in orders.orders)
+        self._open = tuple(view for view in reported if view is not None and view.phase != "closed")
         self._refused = {view.order: self._refused[view.order] for view in self._open if view.order in self._refused}
         self._report_persistent(orders.proven)
 

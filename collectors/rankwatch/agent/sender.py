@@ -171,7 +171,7 @@ class Spool:
             length, checksum = _FRAME.unpack_from(content, at)
             body = content[at + _FRAME.size : at + _FRAME.size + length]
             if len(body) != length:
-                break  # cut off by a kill before it was settled, so its records are read from the ring again
+                break  # cut off by a kill before it was acknowledged, so its records are read from the ring again
             if crc32(body) != checksum:
                 self.losses["", "", "spool_torn"] += 1
                 break
@@ -281,7 +281,7 @@ class Sender(threading.Thread):
         self._condition = threading.Condition()
         self._fresh: deque[EncodedBatch] = deque()
         self._fresh_bytes = 0
-        self._settled: dict[str, int] = {}
+        self._acknowledged: dict[str, int] = {}
         self._losses = Losses()
         self._deadline_s: float | None = None
         self._failures = 0
@@ -332,13 +332,13 @@ class Sender(threading.Thread):
                 self._shrink()
             self._condition.notify()
 
-    def take_settled(self) -> dict[str, int]:
+    def take_acknowledged(self) -> dict[str, int]:
         """Return and forget the newest acknowledged sequence number of each recorder that advanced since the last call,
         by path.
         """
         with self._condition:
-            settled, self._settled = self._settled, {}
-            return settled
+            acknowledged, self._acknowledged = self._acknowledged, {}
+            return acknowledged
 
     def take_losses(self) -> Losses:
         """Records that were dropped since the last call."""
@@ -459,7 +459,7 @@ class Sender(threading.Thread):
     def _settle(self) -> None:
         encoded_batch = self._fresh.popleft()
         self._fresh_bytes -= encoded_batch.size
-        self._settled.update(encoded_batch.positions)
+        self._acknowledged.update(encoded_batch.positions)
 
     def _shrink(self) -> None:
         """Drop the oldest records in memory down to three quarters of the limit, step and values records first."""
@@ -482,7 +482,7 @@ class Sender(threading.Thread):
             self._fresh_bytes -= encoded_batch.size
             positions.update(encoded_batch.positions)
         if positions:
-            # Dropped records count as settled, in their order: the rings need not keep them either.
+            # Dropped records count as acknowledged, in their order: the rings need not keep them either.
             kept.insert(1, EncodedBatch(b"", positions))
             self._fresh_bytes += kept[1].size
         kept.extend(self._fresh)

@@ -50,12 +50,12 @@ def supervise(worker: list[str], lock: int, log: Callable[[str], None]) -> int:
         process = children.start([*worker, str(count)], pass_fds=(lock,))
         stop.pid = process.pid
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
-        if stop.told():
+        if stop.requested():
             stop(signal.SIGTERM, None)  # the signal came while there was no worker to forward it to
         status = process.wait()
         stop.pid = 0
         # A lock file without a directory entry protects nothing, and its directory, with the recorders, is gone.
-        if status == 0 or os.fstat(lock).st_nlink == 0 or (stop.told() and len(restarts) == RESTARTS_MAX):
+        if status == 0 or os.fstat(lock).st_nlink == 0 or (stop.requested() and len(restarts) == RESTARTS_MAX):
             break
         count += 1
         log(f"the worker ended with status {status}; restart {count}")
@@ -64,7 +64,7 @@ def supervise(worker: list[str], lock: int, log: Callable[[str], None]) -> int:
             pause_s = max(pause_s, restarts[0] + RESTARTS_WINDOW_S - time.monotonic())
         stop.sleep(pause_s)
         restarts.append(time.monotonic())
-    return 143 if stop.told() else 0
+    return 143 if stop.requested() else 0
 
 
 class _Stop:
@@ -72,22 +72,22 @@ class _Stop:
 
     def __init__(self) -> None:
         self.pid = 0
-        self._told = False
+        self._reported = False
 
     def __call__(self, number: int, _frame: object) -> None:
-        self._told = True
+        self._reported = True
         if self.pid:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
-    def told(self) -> bool:
+    def requested(self) -> bool:
         """Whether a signal to stop has arrived."""
-        return self._told
+        return self._reported
 
     def sleep(self, seconds: float) -> None:
         """Sleep until the time is over or a signal arrives; time.sleep() alone continues after a handler."""
         until_s = time.monotonic() + seconds
-        while not self._told and time.monotonic() < until_s:
+        while not self._reported and time.monotonic() < until_s:
             time.sleep(min(0.1, seconds))
 
 

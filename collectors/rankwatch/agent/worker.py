@@ -128,14 +128,14 @@ class Worker:
         if self._newest_attempt:
             reason = "told to stop" if self._stopping() else "no rank is left"
             event = wire.Event("agent_stop", self._clock.unix_ns(), fields={"reason": reason})
-            self._builder(self._newest_attempt).tell(event)
+            self._builder(self._newest_attempt).add_event(event)
         self._flush()
         for thread in (self._views, self._stream, self._setting.hardware):
             if thread is not None:
                 thread.close()
         self._setting.sender.close(CLOSE_WITHIN_S)
-        self._ranks.settle(self._setting.sender.take_settled())
-        for rank in [rank for rank in self._ranks if rank.settled == FULLY_SENT]:
+        self._ranks.acknowledge_sent(self._setting.sender.take_acknowledged())
+        for rank in [rank for rank in self._ranks if rank.acknowledged == FULLY_SENT]:
             self._ranks.remove(rank)
         self._ranks.close()
         self._exits.close()
@@ -156,21 +156,21 @@ class Worker:
             self._discover()
             self._look_at_locks(now_s)
             self._tail()
-            self._tell_exits(now_s)
+            self._report_exits(now_s)
             if now_s >= self._next_progress_s:
                 # Progress goes into the same message as the records. Turns are `TAIL_EVERY_S` apart, so aiming half a
                 # turn early keeps the average at one a second.
                 self._next_progress_s = now_s + PROGRESS_EVERY_S - TAIL_EVERY_S / 2
-                self._tell_progress(now_s)
-        self._tell_answers()
+                self._report_progress(now_s)
+        self._report_answers()
         if self._held_back is not None:
             self._obey(self._held_back)
-        self._tell_checkpoints()
+        self._report_checkpoints()
         self._flush()
         if now_s >= self._next_view_s:
             self._next_view_s = now_s + (VIEW_EVERY_S if self._relay.urgent else PROGRESS_EVERY_S)
             self._post_views(now_s)
-        self._ranks.settle(self._setting.sender.take_settled())
+        self._ranks.acknowledge_sent(self._setting.sender.take_acknowledged())
         self._clear_away(now_s)
         self._show_trouble()
 
@@ -236,14 +236,14 @@ class Worker:
                     rank.closed = True
                     self._see_end(rank)
 
-    def _tell_exits(self, now_s: float) -> None:
+    def _report_exits(self, now_s: float) -> None:
         # In the order in which they ended: the service takes the first for the first mover.
         for rank in sorted(self._ranks, key=lambda rank: (rank.last_sign_unix_ns, rank.exit_order or 0)):
             if rank.gone_since_s is None or rank.exit_reported:
                 continue
             block = rank.reader.progress()
             if rank.closed:
-                self._tell_last(rank, block, now_s)
+                self._report_last(rank, block, now_s)
                 continue
             ended = rank.process.exit_status() if rank.process is not None else UNKNOWN_EXIT
             if ended is None and now_s - rank.gone_since_s < REAP_WAIT_S:
@@ -254,18 +254,18 @@ class Worker:
             if event.fields["code"] != 0 and (rank.exit_order or 0) < EXPLAINED_MAX:
                 event.fields.update(self._output.why_ended(rank, event.fields["signal"], seen_unix_ns))
             _log.info("rank %d ended: %s", rank.rank, event.fields)
-            self._tell_last(rank, block, now_s, event)
+            self._report_last(rank, block, now_s, event)
 
-    def _tell_last(self, rank: LocalRank, block: ProgressBlock, now_s: float, *events: wire.Event) -> None:
+    def _report_last(self, rank: LocalRank, block: ProgressBlock, now_s: float, *events: wire.Event) -> None:
         batch_builder = self._builder_of(rank, block.k)
         for event in events:
-            batch_builder.tell(event)
+            batch_builder.add_event(event)
         batch_builder.progress.append(progress_of(rank, block, now_s))
         batch_builder.positions[rank.path] = FULLY_SENT
         rank.exit_reported = True
 
     def _clear_away(self, now_s: float) -> None:
-        for rank in [rank for rank in self._ranks if rank.settled == FULLY_SENT]:
+        for rank in [rank for rank in self._ranks if rank.acknowledged == FULLY_SENT]:
             # Views report "exited" while other ranks of its launch live and no new process has its rank number.
             same_launch = [other for other in self._ranks if other.launch == rank.launch and other is not rank]
             replaced = any(
@@ -308,7 +308,7 @@ class Worker:
                 if isinstance(entry, Note):
                     rank.learn_end(entry)
 
-    def _tell_progress(self, now_s: float) -> None:
+    def _report_progress(self, now_s: float) -> None:
         for rank in self._ranks:
             if rank.gone_since_s is None:
                 block = rank.reader.progress()
@@ -319,39 +319,39 @@ class Worker:
         for batch_builder in self._builders.values():
             batch_builder.carry(devices, host_devices)
         for event in self._setting.hardware.take_events() if self._newest_attempt else ():
-            self._builder(self._newest_attempt).tell(event)
+            self._builder(self._newest_attempt).add_event(event)
 
-    def _tell_answers(self) -> None:
+    def _report_answers(self) -> None:
         for attempt, event in (*self._hang_answers.take(), *self._traces.take(self._ranks)):
             if self._builder(attempt).full:
                 self._flush()
             if event.kind == "stack_dump" and event.fields["stack"]:  # of a place, the first rank
                 rank = next((rank for rank in self._ranks if rank.rank == event.rank), None)
                 event.fields["lines"] = [] if rank is None else self._output.last_lines(rank)
-            self._builder(attempt).tell(event)
+            self._builder(attempt).add_event(event)
 
-    def _tell_checkpoints(self) -> None:
+    def _report_checkpoints(self) -> None:
         if not self._newest_attempt:
             return
         refused = [("location_refused", one._asdict()) for one in self._relay.take_refused()]
         gone = [("checkpoint_gone", one._asdict()) for one in self._saved.missing()]
         disks = [("checkpoint_disk", one._asdict()) for one in self._saved.disks()]
         for kind, fields in refused + gone + disks:
-            self._builder(self._newest_attempt).tell(wire.Event(kind, self._clock.unix_ns(), fields=fields))
+            self._builder(self._newest_attempt).add_event(wire.Event(kind, self._clock.unix_ns(), fields=fields))
 
-    def _tell_losses(self) -> None:
+    def _report_losses(self) -> None:
         self._losses += self._setting.sender.take_losses()
         if not self._newest_attempt:
             return
         for (_, attempt, reason), count in self._losses.items():
             fields = {"reason": reason, "count": count}
             batch_builder = self._builder(attempt or self._newest_attempt)
-            batch_builder.tell(wire.Event("records_lost", self._clock.unix_ns(), fields=fields))
+            batch_builder.add_event(wire.Event("records_lost", self._clock.unix_ns(), fields=fields))
         self._losses.clear()
 
     def _flush(self) -> None:
         """Hand all batches to the sender, older attempts first."""
-        self._tell_losses()
+        self._report_losses()
         for attempt in sorted(self._builders, key=by_age):
             batch_builder = self._builders.pop(attempt)
             if not batch_builder.empty and self._sender_identity is not None:
@@ -366,14 +366,14 @@ class Worker:
             batch_builder = self._builder(attempt)
         state = (attempt, rank.header.identity_number, self._roots.roots, rank.shards)
         if rank.introduced != state:
-            if not rank.introduced[0] and not rank.settled:
-                batch_builder.tell(start_event(rank))
+            if not rank.introduced[0] and not rank.acknowledged:
+                batch_builder.add_event(start_event(rank))
             rank.introduced = state
             batch_builder.introduce(rank, self._roots.roots)
             if attempt != self._newest_attempt:
                 self._newest_attempt = attempt
                 fields = {"restarts": self._setting.restarts}
-                batch_builder.tell(wire.Event("agent_start", self._clock.unix_ns(), fields=fields))
+                batch_builder.add_event(wire.Event("agent_start", self._clock.unix_ns(), fields=fields))
         return batch_builder
 
     def _builder(self, attempt: str) -> BatchBuilder:

@@ -37,21 +37,21 @@ class _MostTelling(logging.Handler):
         self._weight = 0
 
     def emit(self, record: logging.LogRecord) -> None:
-        told = record.getMessage()
-        weight = _weight(told)
+        reported = record.getMessage()
+        weight = _weight(reported)
         if weight >= self._weight:
-            self.text, self._weight = told[:TEXT_CHARS_MAX], weight
+            self.text, self._weight = reported[:TEXT_CHARS_MAX], weight
 
     def forget(self) -> None:
         self.text, self._weight = "", 0
 
 
-def _weight(told: str) -> int:
-    if any(words in told for words in _REFUSED):
+def _weight(reported: str) -> int:
+    if any(words in reported for words in _REFUSED):
         return 3
-    if _CLOSED in told:
+    if _CLOSED in reported:
         return 1
-    return 0 if any(words in told for words in _VAGUE) else 2
+    return 0 if any(words in reported for words in _VAGUE) else 2
 
 
 _heard: Final = _MostTelling()
@@ -70,8 +70,8 @@ def listen() -> None:
 
 def explained(error: BaseException) -> str:
     """The error's text, with the most specific line that the client has logged since `listen`."""
-    told = (str(error) or type(error).__name__)[:TEXT_CHARS_MAX]
-    return f"{told} ({_heard.text})" if _heard.text else told
+    reported = (str(error) or type(error).__name__)[:TEXT_CHARS_MAX]
+    return f"{reported} ({_heard.text})" if _heard.text else reported
 
 
 def closed_at_once() -> bool:

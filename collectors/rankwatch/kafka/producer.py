@@ -161,8 +161,8 @@ class Producer:
                 self._queue.append(waiting)
                 self._condition.notify_all()
         if reason:
-            told = {"full": f"{self._waiting_bytes} bytes wait for Kafka", "away": self._away}.get(reason, reason)
-            waiting.answer.set_result(Later(told))
+            reported = {"full": f"{self._waiting_bytes} bytes wait for Kafka", "away": self._away}.get(reason, reason)
+            waiting.answer.set_result(Later(reported))
         return waiting.answer
 
     def publish(self, messages: Sequence[Message], within_s: float) -> list[Outcome]:

@@ -54,7 +54,7 @@ class CheckpointFailures:
     def __init__(self, meter: StepMeter, faults: Faults) -> None:
         self._meter = meter
         self._faults = faults
-        self._told: tuple[Any, ...] = ()
+        self._reported: tuple[Any, ...] = ()
         self._known: dict[str, Any] = {}
         """Fields of the event that are known of what is being saved or loaded."""
         self._failed_ns = {("save", ""): 0}
@@ -87,15 +87,15 @@ class CheckpointFailures:
         if not isinstance(error, Exception):
             return
         with self._faults:
-            told = described(error, error.__traceback__)
-            failure = (what, self._meter.k, self._meter.step, told["type"], told["message"])
-            if told["type"] == INTERRUPTED:
+            reported = described(error, error.__traceback__)
+            failure = (what, self._meter.k, self._meter.step, reported["type"], reported["message"])
+            if reported["type"] == INTERRUPTED:
                 return
             self._failed_ns[what, self._known.get("tier", "")] = self._meter.now()
-            if failure == self._told:
+            if failure == self._reported:
                 return
-            self._told = failure
-            said = {name: told[name] for name in ("type", "message", "where")}
+            self._reported = failure
+            said = {name: reported[name] for name in ("type", "message", "where")}
             fields = {"what": what, "location": _path(error), **self._known, **said, "errno": _errno(error)}
             self._meter.note("checkpoint_failed", fields)
 
@@ -111,7 +111,7 @@ class CheckpointFailures:
             return
         with self._faults:
             del self._failed_ns[what, tier]
-            self._told = ()
+            self._reported = ()
             self._meter.note("checkpoint_succeeded", {"what": what, "tier": tier})
 
 

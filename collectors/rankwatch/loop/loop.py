@@ -61,7 +61,7 @@ class Loop:
         self._tracer = Tracer(recorder, meter, now)
         self.trace = self._tracer.order
         self.exit = LoopExit(
-            recorder, meter, faults, lambda: self._tell_lost(self._now()), self._cut_short, self._tracer.leave
+            recorder, meter, faults, lambda: self._report_lost(self._now()), self._cut_short, self._tracer.leave
         )
         self.failures = CheckpointFailures(meter, faults)
         self._launch = launch
@@ -83,8 +83,8 @@ class Loop:
         self._edge_cpu_ns = 0
         self._passed: tuple[int, ...] = ()
         """The step before which the boundary was passed already, and the step to go on from."""
-        self._told: dict[str, int] = {}
-        self._next_told_ns = 0
+        self._reported: dict[str, int] = {}
+        self._next_reported_ns = 0
         self.notices: NoticeReader | None = None
         """Prints the agent's notices in the training output; only on one rank of a host."""
         self._next_look_ns = 0
@@ -221,8 +221,8 @@ class Loop:
             self._edge_ns = now_ns = self._now()
             self._edge_cpu_ns = meter.cpu()
             meter.end(now_ns, self._edge_cpu_ns)
-            if self._recorder.dropped and now_ns >= self._next_told_ns:
-                self._tell_lost(now_ns)
+            if self._recorder.dropped and now_ns >= self._next_reported_ns:
+                self._report_lost(now_ns)
             if self.notices is not None and now_ns >= self._next_look_ns:
                 self._next_look_ns = now_ns + LOOK_EVERY_NS
                 self.notices.look()
@@ -271,13 +271,13 @@ class Loop:
         """What is recorded for the step of a script's checkpoint, which it numbers by this loop or by all loops."""
         return min(step, step + self.earlier, key=lambda one: abs(one - near))
 
-    def _tell_lost(self, now_ns: int) -> None:
+    def _report_lost(self, now_ns: int) -> None:
         for reason, count in list(self._recorder.dropped.items()):
-            fresh = count - self._told.get(reason, 0)
+            fresh = count - self._reported.get(reason, 0)
             if fresh:
                 self._meter.note("records_lost", {"reason": reason, "count": fresh})
-                self._told[reason] = count
-        self._next_told_ns = now_ns + int(TELL_LOST_EVERY_S * 1e9)
+                self._reported[reason] = count
+        self._next_reported_ns = now_ns + int(TELL_LOST_EVERY_S * 1e9)
 
     # ---- checkpoints -------------------------------------------------------------------------------------------------
 

@@ -143,7 +143,7 @@ class LoopExit:
         recorder: Recorder,
         meter: StepMeter,
         faults: Faults,
-        tell_lost: Callable[[], None],
+        report_lost: Callable[[], None],
         cut_short: Callable[[], None],
         left: Callable[[str], None],
     ) -> None:
@@ -153,14 +153,14 @@ class LoopExit:
             recorder: whose progress block shows whether the loop runs.
             meter: records events.
             faults: counts errors of the SDK.
-            tell_lost: records what was dropped, before the loop's last event.
+            report_lost: records what was dropped, before the loop's last event.
             cut_short: records what was not finite in the running step, before an exception that ends the process.
             left: called with the reason when the loop is left, or a step by an exception; does not raise.
         """
         self._recorder = recorder
         self._meter = meter
         self._faults = faults
-        self._tell_lost = tell_lost
+        self._report_lost = report_lost
         self._cut_short = cut_short
         self._left = left
         self._reason = ""
@@ -230,7 +230,7 @@ class LoopExit:
         """Record once that the loop was left."""
         if self._reason and self._reason != "told":
             with self._faults:
-                self._tell_lost()
+                self._report_lost()
                 by = self._broken_by if self._reason == "break" else {}
                 self._meter.note("rank_left", {"reason": self._reason, **by})
             self._reason = "told"

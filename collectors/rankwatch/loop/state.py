@@ -374,9 +374,9 @@ def _keeps_state(member: Any) -> bool:
 def _own_set_epoch(loader: Any) -> Callable[[int], object]:
     """The function that sets the epoch of a loader or its sampler; without effect if neither needs it."""
     for one in (loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)):
-        told = getattr(one, "set_epoch", None)
-        if callable(told):
-            return told  # type: ignore[no-any-return]
+        reported = getattr(one, "set_epoch", None)
+        if callable(reported):
+            return reported  # type: ignore[no-any-return]
     return lambda _: None
 
 

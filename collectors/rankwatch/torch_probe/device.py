@@ -44,15 +44,15 @@ def describe_device(
             what the driver then reports may be the whole device.
         failed: gets what this raises.
     """
-    told = {"device_type": home.type}
+    reported = {"device_type": home.type}
     if home.type != "cuda" or known_uuid:
-        return told
+        return reported
     try:
         uuid = _listed_instance(home, env) or _uuid(torch.cuda.get_device_properties(home))
     except Exception as error:  # noqa: BLE001 -- a driver or a build of torch that is not known
         failed(error)
-        return told
-    return told | ({"device_uuid": uuid} if uuid else {})
+        return reported
+    return reported | ({"device_uuid": uuid} if uuid else {})
 
 
 def _listed_instance(home: torch.device, env: Mapping[str, str]) -> str:

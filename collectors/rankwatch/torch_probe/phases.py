@@ -75,7 +75,7 @@ class AutomaticPhases:
         self._step += 1
         while self._open:
             self._open.pop().phase.__exit__(None, None, None)
-        self._tell_timer()
+        self._report_timer()
         if self._timer is not None:
             self._timer.step_begins()
 
@@ -94,7 +94,7 @@ class AutomaticPhases:
         phase = self._sink.phase(name)
         phase.__enter__()
         self._open.append(OpenPhase(name, phase, begun, timed))
-        self._tell_timer()
+        self._report_timer()
 
     def leave(self, name: str) -> None:
         """A phase ends; no effect if it is not open."""
@@ -103,9 +103,9 @@ class AutomaticPhases:
             left.phase.__exit__(None, None, None)
             if left.begun is not None and self._timer is not None:
                 self._timer.phase_ends(left.name, left.begun)
-            self._tell_timer()
+            self._report_timer()
 
-    def _tell_timer(self) -> None:
+    def _report_timer(self) -> None:
         """Set the phase of the work that the device is given from now on."""
         if self._timer is None:
             return

@@ -116,7 +116,7 @@ class TorchProbe:
         newest = Handed.of(model, optimizer, scaler, replicated)
         self.handed = (*(call.without(newest) for call in earlier), newest)
         self._sink = sink
-        self._told = False
+        self._reported = False
         self._fingerprint_every = fingerprint_every
         self._skips = on_nonfinite == "skip"
         self._logged: dict[str, Scalar] = {}
@@ -392,8 +392,8 @@ class TorchProbe:
     def _failed(self, error: Exception) -> None:
         """Count an error of the probe, and log the first; none may end a user's forward, backward or step."""
         self._sink.drop("probe_errors")
-        if not self._told:
-            self._told = True
+        if not self._reported:
+            self._reported = True
             _LOG.warning("a hook of the torch probe failed; training goes on", exc_info=error)
 
     def _ring(self, device: Device) -> LateValues:

@@ -215,8 +215,8 @@ class ShardedModels:
 
     def declaration(self) -> dict[str, Any]:
         """Fields of the identity block."""
-        told = None if self.slices is None else [[one.content, one.replica_of] for one in self.slices]
-        return {"parameters": self.names, "slices": told}
+        reported = None if self.slices is None else [[one.content, one.replica_of] for one in self.slices]
+        return {"parameters": self.names, "slices": reported}
 
     @property
     def compared(self) -> int:

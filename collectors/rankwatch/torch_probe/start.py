@@ -147,14 +147,14 @@ class Start:
     def text(self) -> str:
         """The line."""
         seen, unseen = self._gradients()
-        told, missing = self._fingerprints()
+        reported, missing = self._fingerprints()
         active = self._active
         earlier = next(number for number, share in enumerate(self._shares) if share is active[0])
         over = {id(parameter) for share in self._shares[:earlier] for parameter in share.parameters}
         models = [one for one in self._models.each if not over.issuperset(id(held) for _, held in one.named)]
         named = [f"{model.name} ({len(model.named)} parameters)" for model in models]
         named += [type(share.optimizer).__name__ for share in self._shares[earlier:]]
-        line = f"watching {', '.join(named)}: {', '.join([*seen, *told]) or 'times only'}"
+        line = f"watching {', '.join(named)}: {', '.join([*seen, *reported]) or 'times only'}"
         left_out = [*unseen, *missing]
         line += f"; not watched: {'; '.join(left_out)}" if left_out else ""
         return line + (f"; {earlier} earlier {'one is' if earlier == 1 else 'ones are'} idle" if earlier else "")

@@ -163,7 +163,7 @@ class HeldRules(Stateful, ABC):
         counters: DeviceCounters,
         *,
         quiet_slots: int,
-        told: int = 1,
+        reported: int = 1,
         each: bool = False,
     ) -> Iterator[DeviceProblem]:
         """Counts of errors: it is over when they have stood still for a while.
@@ -174,8 +174,8 @@ class HeldRules(Stateful, ABC):
             warning: readings with new ones, after which they are a warning.
             counters: the slot.
             quiet_slots: slots without new ones after which it is over.
-            told: readings with new ones, from which on each is told.
-            each: `warning` and `told` are about the new ones themselves, not about readings.
+            reported: readings with new ones, from which on each is reported.
+            each: `warning` and `reported` are about the new ones themselves, not about readings.
         """
         size = len(counters.devices)
         rise, read = np.zeros(size), np.zeros(size, dtype=bool)
@@ -195,10 +195,12 @@ class HeldRules(Stateful, ABC):
         over = quiet & (rise == 0)
         held += rise if each else rise > 0
         hit[rise > 0] = counters.slot
-        self.standing |= {f"{number} {what}" for number in np.flatnonzero(read & (rise == 0) & (held >= told)).tolist()}
+        self.standing |= {
+            f"{number} {what}" for number in np.flatnonzero(read & (rise == 0) & (held >= reported)).tolist()
+        }
         for number in np.flatnonzero(over).tolist():
             yield DeviceProblem(number, what, 0)
-        for number in np.flatnonzero((rise > 0) & (held >= told)).tolist():
+        for number in np.flatnonzero((rise > 0) & (held >= reported)).tolist():
             severity = Severity.WARNING if held[number] >= warning else Severity.INFO
             figures = {name: float(f"{value[number]:.6g}") for name, value in evidence.items()}
             yield DeviceProblem(number, what, 1, severity, {**figures, "new_errors": float(risen[number])}, 0)
@@ -235,8 +237,8 @@ def column(counters: DeviceCounters, name: str, size: int) -> tuple[Floats, Bool
     """A counter of all devices, and for which of them its value is finite."""
     if name not in counters.values:
         return np.zeros(size), np.zeros(size, dtype=bool)
-    told = counters.present[name] & np.isfinite(counters.values[name])
-    return np.where(told, counters.values[name], 0.0), told
+    reported = counters.present[name] & np.isfinite(counters.values[name])
+    return np.where(reported, counters.values[name], 0.0), reported
 
 
 def grown(array: Any, size: int, fill: float = 0.0) -> Floats:
@@ -334,14 +336,14 @@ class CounterDetector(DispatchingDetector, ABC):
             evidence = {**named, "host": host, "rule": problem.what, **(problem.evidence or {})}
             # A slot is reported some seconds after its end, and what a count counts lies before its reading.
             began_s = min(SLOT_S * (counters.slot - problem.slots + problem.lasts), self.now_s)
-            findings += self._tell(scope, key, problem.severity, summary, evidence, began_s)
+            findings += self._report(scope, key, problem.severity, summary, evidence, began_s)
         for troubles in self._troubles.values():
             for key in troubles.keys() & self._rules.standing:
                 troubles[key]["sent_s"] = self.now_s
         return findings
 
     def _on_tick(self, presence: Presence | None) -> Sequence[Finding]:
-        if presence is not None and presence.told("state") <= {"left"}:
+        if presence is not None and presence.reported("state") <= {"left"}:
             # The incidents end with the job. Until the next attempt begins, nothing is judged.
             self.episodes.forget()
             self._troubles, self.attempt = {}, ""
@@ -368,7 +370,7 @@ class CounterDetector(DispatchingDetector, ABC):
         del self._troubles[str(scope)]
         return self.episodes.close(scope, self._step if self._step >= 0 else None, self.now_s, why)
 
-    def _tell(
+    def _report(
         self,
         scope: IncidentScope,
         key: str,
@@ -380,14 +382,14 @@ class CounterDetector(DispatchingDetector, ABC):
         """Report a problem of a device: as a new episode, as an update where it is graver than before, or as
         evidence.
         """
-        told = {"severity": str(severity), "summary": summary, "evidence": dict(evidence), "sent_s": self.now_s}
+        reported = {"severity": str(severity), "summary": summary, "evidence": dict(evidence), "sent_s": self.now_s}
         troubles = self._troubles.get(str(scope), {})
         if scope in self.episodes and troubles:
             if key in troubles or len(troubles) < DEVICES_MAX:
                 before = _first(troubles)
                 if key in troubles:  # it stays as grave as it was
-                    told["severity"] = max(troubles[key]["severity"], told["severity"], key=GRAVITY.index)
-                troubles[key] = told
+                    reported["severity"] = max(troubles[key]["severity"], reported["severity"], key=GRAVITY.index)
+                troubles[key] = reported
                 return self._show(scope, before)
             return []
         findings = self.episodes.open(
@@ -406,7 +408,7 @@ class CounterDetector(DispatchingDetector, ABC):
             evidence=evidence,
         )
         if findings:
-            self._troubles[str(scope)] = {key: told}
+            self._troubles[str(scope)] = {key: reported}
         return findings
 
     def _show(self, scope: IncidentScope, before: str) -> list[Finding]:
@@ -417,15 +419,15 @@ class CounterDetector(DispatchingDetector, ABC):
         first = _first(troubles)
         worst = troubles[first]
         besides = [trouble["summary"] for key, trouble in troubles.items() if key != first][:BESIDES_MAX]
-        told = self.episodes.told(scope)
+        reported = self.episodes.reported(scope)
         summary = " Besides: ".join([worst["summary"], *besides[:1]])
-        severity = Severity(max(told["severity"], worst["severity"], key=GRAVITY.index))
+        severity = Severity(max(reported["severity"], worst["severity"], key=GRAVITY.index))
         # What was evidence of another device or rule is so no more.
-        evidence = dict.fromkeys(told["evidence"]) | worst["evidence"] | ({"besides": besides} if besides else {})
-        same = first == before and told["severity"] == severity
-        same &= len(besides) == len(told["evidence"].get("besides") or ())
-        due_s = told["detected_time_s"] + max(REFRESH_S, REFRESH_SHARE * (self.now_s - told["onset_time_s"]))
-        if same and (self.now_s < due_s or summary == told["summary"]):
+        evidence = dict.fromkeys(reported["evidence"]) | worst["evidence"] | ({"besides": besides} if besides else {})
+        same = first == before and reported["severity"] == severity
+        same &= len(besides) == len(reported["evidence"].get("besides") or ())
+        due_s = reported["detected_time_s"] + max(REFRESH_S, REFRESH_SHARE * (self.now_s - reported["onset_time_s"]))
+        if same and (self.now_s < due_s or summary == reported["summary"]):
             self.episodes.note(scope, evidence)
             return []
         now = {"severity": severity, "summary": summary, "evidence": evidence, "detected_time_s": self.now_s}

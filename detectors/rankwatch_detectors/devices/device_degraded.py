@@ -107,11 +107,11 @@ class GpuRules(HeldRules):
 
     def _rules(self, counters: DeviceCounters) -> Iterator[DeviceProblem]:
         size = len(counters.devices)
-        kind, told = column(counters, KIND, size)
+        kind, reported = column(counters, KIND, size)
         self._kind = grown(self._kind, size)
-        self._kind[told] = kind[told]
-        use, told = column(counters, "utilization_ratio", size)
-        busy = ~told | (use >= self._config.busy)
+        self._kind[reported] = kind[reported]
+        use, reported = column(counters, "utilization_ratio", size)
+        busy = ~reported | (use >= self._config.busy)
         yield from self._below_peers("power", "power_w", self._config.power, math.inf, counters, busy)
         yield from self._below_peers(
             "clock", "sm_clock_hz", self._config.clock, self._config.warning_slots, counters, busy
@@ -121,11 +121,13 @@ class GpuRules(HeldRules):
             yield from self._lessened(what, name, counters, busy)
         yield from self._replayed(counters)
         for what, name in FLAGS.items():
-            value, told = column(counters, name, size)
-            yield from self._evaluate(what, told & (value > 0), told & (value == 0), 1, {name: value})
-        value, told = column(counters, "temperature_margin_celsius", size)
+            value, reported = column(counters, name, size)
+            yield from self._evaluate(what, reported & (value > 0), reported & (value == 0), 1, {name: value})
+        value, reported = column(counters, "temperature_margin_celsius", size)
         evidence = {"temperature_margin_celsius": value}
-        yield from self._evaluate("margin", told & (value <= 0), told & (value > 0), self._config.held_slots, evidence)
+        yield from self._evaluate(
+            "margin", reported & (value <= 0), reported & (value > 0), self._config.held_slots, evidence
+        )
         quiet = self._config.quiet_slots
         yield from self._rising("ecc", ("ecc_uncorrected",), 1, counters, quiet_slots=quiet)
         yield from self._inactive_links(counters)
@@ -135,23 +137,23 @@ class GpuRules(HeldRules):
     def _lessened(self, what: str, name: str, counters: DeviceCounters, busy: Bools) -> Iterator[DeviceProblem]:
         """A property of the PCIe link that is less than it can be, under load: idle links save power."""
         size = len(counters.devices)
-        value, told = column(counters, name, size)
-        most, most_told = column(counters, f"{name}_max", size)
-        told &= most_told
-        less = told & (value < most)
+        value, reported = column(counters, name, size)
+        most, most_reported = column(counters, f"{name}_max", size)
+        reported &= most_reported
+        less = reported & (value < most)
         evidence = {name: value, f"{name}_max": most}
-        yield from self._evaluate(what, less & busy, told & ~less, self._config.held_slots, evidence)
+        yield from self._evaluate(what, less & busy, reported & ~less, self._config.held_slots, evidence)
 
     def _unequal_clocks(self, counters: DeviceCounters, busy: Bools) -> Iterator[DeviceProblem]:
         """Devices that run further below their own highest clock than their peers, and always have."""
         config, size = self._config, len(busy)
-        top, told = column(counters, "sm_clock_max_hz", size)
+        top, reported = column(counters, "sm_clock_max_hz", size)
         self._top_clock = grown(self._top_clock, size)
-        self._top_clock[told] = top[told]
-        clock, told = column(counters, "sm_clock_hz", size)
-        reasons, why_told = column(counters, "throttle_reasons", size)
-        capped = ~why_told | (reasons.astype(np.int64) & POWER_CAP > 0)
-        here = told & busy & (self._top_clock > 0) & (clock > 0)
+        self._top_clock[reported] = top[reported]
+        clock, reported = column(counters, "sm_clock_hz", size)
+        reasons, why_reported = column(counters, "throttle_reasons", size)
+        capped = ~why_reported | (reasons.astype(np.int64) & POWER_CAP > 0)
+        here = reported & busy & (self._top_clock > 0) & (clock > 0)
         share = np.divide(clock, self._top_clock, out=np.zeros(size), where=self._top_clock > 0)
         bad, good, peers = np.zeros(size, dtype=bool), np.zeros(size, dtype=bool), np.zeros(size)
         usual = grown(self._usual.get("clock"), size)
@@ -170,17 +172,17 @@ class GpuRules(HeldRules):
     def _replayed(self, counters: DeviceCounters) -> Iterator[DeviceProblem]:
         """PCIe links that repeat more than their specification allows in the time between two readings."""
         size = len(counters.devices)
-        count, told = column(counters, "pcie_replays", size)
-        width, width_told = column(counters, "pcie_width", size)
-        generation, generation_told = column(counters, "pcie_generation", size)
+        count, reported = column(counters, "pcie_replays", size)
+        width, width_reported = column(counters, "pcie_width", size)
+        generation, generation_reported = column(counters, "pcie_generation", size)
         before = self._replays["count"] = grown(self._replays["count"], size, -1.0)
         since = self._replays["slot"] = grown(self._replays["slot"], size, -1.0)
         seconds = SLOT_S * (counters.slot - since)
-        known = told & width_told & generation_told & (before >= 0) & (count >= before)
+        known = reported & width_reported & generation_reported & (before >= 0) & (count >= before)
         speed = np.array([BITS_PER_S.get(round(one), BITS_PER_S[6]) for one in generation.tolist()])
         allowed = BIT_ERRORS * speed * width * MINUTE_S
         per_minute = np.where(known, count - before, 0.0) * MINUTE_S / np.maximum(seconds, SLOT_S)
-        before[told], since[told] = count[told], counters.slot
+        before[reported], since[reported] = count[reported], counters.slot
         many = known & (per_minute > allowed)
         evidence = {"pcie_replays_per_minute": per_minute, "allowed_per_minute": allowed}
         hold = self._config.replay_readings
@@ -189,28 +191,28 @@ class GpuRules(HeldRules):
     def _inactive_links(self, counters: DeviceCounters) -> Iterator[DeviceProblem]:
         """NVLinks that the device had before, or that most of its kind have."""
         size = len(counters.devices)
-        active, told = column(counters, "nvlinks_active", size)
+        active, reported = column(counters, "nvlinks_active", size)
         self._links = most = grown(self._links, size)
-        most[told] = np.maximum(most, active)[told]
+        most[reported] = np.maximum(most, active)[reported]
         usual = most.copy()
-        for kind in np.unique(self._kind[told]):
-            group = told & (self._kind == kind)
+        for kind in np.unique(self._kind[reported]):
+            group = reported & (self._kind == kind)
             if np.count_nonzero(group) >= self._config.peers_min:
                 usual[group] = np.maximum(usual, np.median(active[group]))[group]
-        few = told & (active < usual)
+        few = reported & (active < usual)
         evidence = {"nvlinks_active": active, "usual_nvlinks_active": usual}
-        yield from self._evaluate("links", few, told & ~few, self._config.links_readings, evidence)
+        yield from self._evaluate("links", few, reported & ~few, self._config.links_readings, evidence)
 
     def _below_peers(
         self, what: str, name: str, share: float, warning: float, counters: DeviceCounters, busy: Bools
     ) -> Iterator[DeviceProblem]:
         config, size = self._config, len(busy)
-        value, told = column(counters, name, size)
+        value, reported = column(counters, name, size)
         usual = self._usual[what] = grown(self._usual.get(what), size)
         seen = self._seen[what] = grown(self._seen.get(what), size)
         bad, good = np.zeros(size, dtype=bool), np.zeros(size, dtype=bool)
         relative, peers = np.zeros(size), np.zeros(size)
-        here = told & busy & (value > 0)
+        here = reported & busy & (value > 0)
         for kind in np.unique(self._kind[here]):
             group = here & (self._kind == kind)
             if np.count_nonzero(group) < config.peers_min:
@@ -281,13 +283,13 @@ class DeviceDegradedDetector(CounterDetector):
         severity = Severity.WARNING if minutes >= self._config.often else Severity.INFO
         summary = _throttled(scope, minutes, occurrence.host, evidence)
         since_s = self.now_s - MINUTE_S * min(minutes, MINUTES_MAX)
-        return self._tell(scope, device, severity, summary, {**evidence, "host": occurrence.host}, since_s)
+        return self._report(scope, device, severity, summary, {**evidence, "host": occurrence.host}, since_s)
 
     def _scope_at(self, host: str, device: str) -> IncidentScope | None:
         return self._places.scope_at(host, device)
 
     def _sentence(self, scope: IncidentScope, problem: DeviceProblem, host: str, device: str) -> str:
-        return _told(scope, problem, host, device)
+        return _reported(scope, problem, host, device)
 
 
 def _throttled(scope: IncidentScope, minutes: int, host: str, evidence: Mapping[str, Any]) -> str:
@@ -300,7 +302,7 @@ def _throttled(scope: IncidentScope, minutes: int, host: str, evidence: Mapping[
     return f"The hardware has slowed {name} of {where} down{why} {during}."
 
 
-def _told(scope: IncidentScope, trouble: DeviceProblem, host: str, uuid: str) -> str:
+def _reported(scope: IncidentScope, trouble: DeviceProblem, host: str, uuid: str) -> str:
     figure = dict(trouble.evidence or {})
     name = f"{uuid or 'a device'} of {_where(scope, host)}"
     match trouble.what:

@@ -290,7 +290,7 @@ class DeviceFaultDetector(DispatchingDetector):
             self._add_switch_error(burst, occurrence)
         else:
             self._add(burst, occurrence)
-        return self._tell(scope, burst)
+        return self._report(scope, burst)
 
     def _on_tick(self, presence: Presence | None) -> Sequence[Finding]:  # noqa: ARG002
         findings: list[Finding] = []
@@ -300,7 +300,7 @@ class DeviceFaultDetector(DispatchingDetector):
             if silent_since_s is not None:
                 if self.now_s - silent_since_s >= self._config.silent_s and burst["grade"] == Severity.INFO:
                     self._raise(burst, Severity.WARNING, "The driver does not answer", "")
-                    findings += self._tell(scope, burst)
+                    findings += self._report(scope, burst)
                 continue
             lasts = burst["grade"] == Severity.CRITICAL and (scope.host is None or _is_fatal(burst["sxids"]))
             if self.now_s - burst["last_s"] < self._config.quiet_s or lasts:
@@ -422,14 +422,14 @@ class DeviceFaultDetector(DispatchingDetector):
 
     # ---- findings ----------------------------------------------------------------------------------------------------
 
-    def _tell(self, scope: IncidentScope, burst: Mapping[str, Any]) -> list[Finding]:
+    def _report(self, scope: IncidentScope, burst: Mapping[str, Any]) -> list[Finding]:
         if not burst["grade"]:
             return []  # so far only what follows from something else
         severity = Severity(burst["grade"])
         # A fatal error of a switch is all GPUs' of the host; else nobody knows whether the job uses the device.
         if scope.host is not None and severity is Severity.CRITICAL and not _is_fatal(burst["sxids"]):
             severity = Severity.WARNING
-        told: dict[str, Any] = {
+        reported: dict[str, Any] = {
             "severity": severity,
             "detected_step": self._step if self._step >= 0 else None,
             "detected_time_s": self.now_s,
@@ -446,13 +446,13 @@ class DeviceFaultDetector(DispatchingDetector):
                 score=math.inf,
                 confidence=1.0,
                 cause="device",
-                **told,
+                **reported,
             )
-        before = self.episodes.told(scope)
-        if before["severity"] == severity.value and before["summary"] == told["summary"]:
-            self.episodes.note(scope, told["evidence"])
+        before = self.episodes.reported(scope)
+        if before["severity"] == severity.value and before["summary"] == reported["summary"]:
+            self.episodes.note(scope, reported["evidence"])
             return []
-        return self.episodes.update(scope, **told)
+        return self.episodes.update(scope, **reported)
 
     def _sentence(self, scope: IncidentScope, burst: Mapping[str, Any]) -> str:
         device = burst["device"]

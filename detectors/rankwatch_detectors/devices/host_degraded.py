@@ -75,14 +75,14 @@ class HostRules(HeldRules):
 
     def _share(self, what: str, name: str, limit: float, counters: DeviceCounters) -> Iterator[DeviceProblem]:
         config, size = self._config, len(counters.devices)
-        value, told = column(counters, name, size)
+        value, reported = column(counters, name, size)
         usual = self._usual[what] = grown(self._usual.get(what), size)
         seen = self._seen[what] = grown(self._seen.get(what), size)
-        known = told & (seen >= config.learning_slots)
-        learn = told & ~known
+        known = reported & (seen >= config.learning_slots)
+        learn = reported & ~known
         seen[learn] += 1
         usual[learn] += (value - usual)[learn] / seen[learn]
-        peers = float(np.median(value[told])) if np.count_nonzero(told) >= config.peers_min else 0.0
+        peers = float(np.median(value[reported])) if np.count_nonzero(reported) >= config.peers_min else 0.0
         high = known & (value >= np.maximum(limit, config.of_usual * usual))
         bad = high & (peers < limit)
         figures = {name: value, f"usual_{name}": usual}
@@ -122,7 +122,7 @@ class HostDegradedDetector(CounterDetector):
             return self._over(scope, {NOTICE}, "The provider has withdrawn its notice.")
         summary = f"The provider {WHAT[fields['what']]} host {occurrence.host}{_when(fields)}."
         evidence = {"host": occurrence.host, "rule": NOTICE, **fields}
-        return self._tell(scope, NOTICE, Severity.WARNING, summary, evidence, self.now_s)
+        return self._report(scope, NOTICE, Severity.WARNING, summary, evidence, self.now_s)
 
     def _sentence(self, scope: IncidentScope, problem: DeviceProblem, host: str, device: str) -> str:  # noqa: ARG002
         figure = dict(problem.evidence or {})

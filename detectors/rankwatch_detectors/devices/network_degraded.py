@@ -31,7 +31,7 @@ class PortRulesConfig:
     """Slots in a row at a lower speed before it is reported."""
     warning_slots: int = 60
     """Slots of it after which it is a warning."""
-    errors_told: int = 3
+    errors_reported: int = 3
     """Readings with new errors from which on they are reported: links are allowed a few errors in an hour."""
     errors_warning: int = 12
     errors_quiet_slots: int = 30
@@ -64,14 +64,20 @@ class PortRules(HeldRules):
 
     def _rules(self, counters: DeviceCounters) -> Iterator[DeviceProblem]:
         config, size = self._config, len(counters.devices)
-        up, told = column(counters, "link_up", size)
-        well = told & (up > 0)
+        up, reported = column(counters, "link_up", size)
+        well = reported & (up > 0)
         self._was_up = was_up = grown(self._was_up, size)
         was_up[well] = 1
-        down = told & (up == 0) & (was_up > 0)
+        down = reported & (up == 0) & (was_up > 0)
         yield from self._evaluate("down", down, well, 1, {}, config.dropped_slots)
         yield from self._rising(
-            "flap", ("link_downs",), config.flaps, counters, quiet_slots=config.flap_slots, told=config.flaps, each=True
+            "flap",
+            ("link_downs",),
+            config.flaps,
+            counters,
+            quiet_slots=config.flap_slots,
+            reported=config.flaps,
+            each=True,
         )
         yield from self._rising(
             "errors",
@@ -79,26 +85,28 @@ class PortRules(HeldRules):
             config.errors_warning,
             counters,
             quiet_slots=config.errors_quiet_slots,
-            told=config.errors_told,
+            reported=config.errors_reported,
         )
-        speed, told = column(counters, "link_bits_per_s", size)
-        told &= well
+        speed, reported = column(counters, "link_bits_per_s", size)
+        reported &= well
         self._fastest = fastest = grown(self._fastest, size)
-        fastest[told] = np.maximum(fastest, speed)[told]
-        slow = told & (speed < fastest)
+        fastest[reported] = np.maximum(fastest, speed)[reported]
+        slow = reported & (speed < fastest)
         figures = {"link_bits_per_s": speed, "usual_link_bits_per_s": fastest}
-        yield from self._evaluate("speed", slow, told & ~slow, config.rate_slots, figures, config.warning_slots)
+        yield from self._evaluate("speed", slow, reported & ~slow, config.rate_slots, figures, config.warning_slots)
         yield from self._retransmits(counters)
 
     def _retransmits(self, counters: DeviceCounters) -> Iterator[DeviceProblem]:
         config, size = self._config, len(counters.devices)
-        value, told = column(counters, "retransmissions_per_s", size)
-        if np.count_nonzero(told) < config.peers_min:
+        value, reported = column(counters, "retransmissions_per_s", size)
+        if np.count_nonzero(reported) < config.peers_min:
             return
-        usual = float(np.median(value[told]))
-        many = told & (value > max(config.retransmissions_per_s, config.retransmissions_of_peers * usual))
+        usual = float(np.median(value[reported]))
+        many = reported & (value > max(config.retransmissions_per_s, config.retransmissions_of_peers * usual))
         figures = {"retransmissions_per_s": value, "peers_retransmissions_per_s": np.full(size, usual)}
-        yield from self._evaluate("retransmissions", many, told & ~many, config.retransmissions_slots, figures, np.inf)
+        yield from self._evaluate(
+            "retransmissions", many, reported & ~many, config.retransmissions_slots, figures, np.inf
+        )
 
 
 @dataclass(frozen=True, slots=True)

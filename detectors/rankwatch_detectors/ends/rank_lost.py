@@ -27,11 +27,11 @@ from rankwatch_detectors.ends.teardown import (
     end_of,
     evidence_of,
     first_error,
+    how_ended,
     is_broken_connection,
     is_closed_terminal,
     is_near,
     is_request,
-    told,
 )
 from rankwatch_detectors.episodes import EPISODES_MAX
 from rankwatch_detectors.scope import IncidentScope
@@ -136,7 +136,7 @@ class RankLostDetector(DispatchingDetector):
         if quiet and not noted and not missed:
             if len(self._quiet) < EPISODES_MAX or str(rank) in self._quiet:
                 self._quiet[str(rank)] = end
-            return self._tell()
+            return self._report()
         self._quiet.pop(str(rank), None)
         apart = end["code"] != 0 if self._done_alone else self.now_s - self._began_s > self._window_s()
         if not noted and self._ends.first and apart and not self._closed:
@@ -146,7 +146,7 @@ class RankLostDetector(DispatchingDetector):
         if not self._ends.first or is_broken_connection(end):
             self._miss([quiet for quiet in self._quiet.values() if self._is_missed_by(end, quiet)])
         self._ends.hear(end)
-        return self._tell()
+        return self._report()
 
     def _is_unread(self, rank: int) -> bool:
         """Whether it was told without its exit, which may yet come."""
@@ -178,13 +178,13 @@ class RankLostDetector(DispatchingDetector):
             return ()
         if self._quiet and (not self._ends.first or self._done_alone):
             self._miss(self._passed_by(presence))
-        findings = self._read_unread(presence) if "exited" in presence.told("state") else []
+        findings = self._read_unread(presence) if "exited" in presence.reported("state") else []
         if not self._ends.first or self._expected:
             return findings
         if self._requested and self.now_s - self._began_s > self._window_s():
             absent = ~presence.has_reported | (self.now_s - presence.received_s > self._config.silent_s)
-            return [*findings, *self._tell(over=True, absent=absent)]
-        return [*findings, *self._tell(quietly=True)]
+            return [*findings, *self._report(over=True, absent=absent)]
+        return [*findings, *self._report(quietly=True)]
 
     def _passed_by(self, presence: Presence) -> list[End]:
         """Ranks that ended normally a while ago, while others go on, unless these have long trained without them."""
@@ -248,7 +248,7 @@ class RankLostDetector(DispatchingDetector):
             return sent_s + self._config.after_grace_s
         return self._config.grace_s + self._config.after_grace_s
 
-    def _tell(self, *, quietly: bool = False, over: bool = False, absent: Bools | None = None) -> list[Finding]:
+    def _report(self, *, quietly: bool = False, over: bool = False, absent: Bools | None = None) -> list[Finding]:
         """Open, update or close the episode of these ends.
 
         Args:
@@ -283,7 +283,7 @@ class RankLostDetector(DispatchingDetector):
         if on_request and self._is_open():
             self._closed = True
             scope = IncidentScope.parse(self._scope)
-            summary = self.episodes.told(scope)["summary"]
+            summary = self.episodes.reported(scope)["summary"]
             findings += self.episodes.close(scope, first["step"], self.now_s, summary, {"ended_on_request": True})
         return findings
 
@@ -309,7 +309,7 @@ class RankLostDetector(DispatchingDetector):
         return Severity.WARNING if self._is_harmless() else Severity.CRITICAL
 
     def _say(self, first: End, severity: Severity, *, missing: int) -> list[Finding]:
-        told_now: dict[str, Any] = {
+        reported_now: dict[str, Any] = {
             "severity": severity,
             "ranks": (first["rank"], *self._ends.alike),
             "onset_step": first["step"],
@@ -329,44 +329,43 @@ class RankLostDetector(DispatchingDetector):
             },
         }
         if self._is_open():
-            return self.episodes.update(IncidentScope.parse(self._scope), **told_now)
+            return self.episodes.update(IncidentScope.parse(self._scope), **reported_now)
         scope = IncidentScope.of_rank(first["rank"])
         self._scope = str(scope)
         if scope in self.episodes:
             return []
-        return self.episodes.open(scope, attempt=self.attempt, score=math.inf, **told_now)
+        return self.episodes.open(scope, attempt=self.attempt, score=math.inf, **reported_now)
 
     def _printed(self, first: End) -> dict[str, Any]:
         """Evidence of what was wrong first, and of what that rank has printed of it; {} where nothing is known."""
         printed = first["output"]
-        told = {
+        reported = {
             "first_error": first_error(first),
             "output": printed.get("lines"),
             "output_files": [f"{first['host']}:{path}" for path in printed.get("files", ())],
         }
-        return {name: value for name, value in told.items() if value}
+        return {name: value for name, value in reported.items() if value}
 
     def _sentence(self, first: End, severity: Severity, missing: int) -> str:
         where = f"rank {first['rank']}" + (f" on {first['host']}" if first["host"] else "")
         capital = f"R{where[1:]}"
         if self._done_alone:
-            return f"{capital} {told(first)}; the others go on at their own pace."
+            return f"{capital} {how_ended(first)}; the others go on at their own pace."
         asked = is_request(first) and severity is not Severity.CRITICAL
         if asked and missing:
-            return f"The job is being ended on request: {where} {told(first)}."
+            return f"The job is being ended on request: {where} {how_ended(first)}."
         if asked:
             lasted_s = self.now_s - self._began_s
             all_ranks = f"; all {self.world_size} ranks ended within {lasted_s:.0f} s" if self.world_size > 1 else ""
             if first["signal"] is not None and not first["error"]:
-                return f"The job {told(first)}{all_ranks.replace(';', ':')}."
-            return f"The job was ended on request: {where} {told(first)}{all_ranks}."
+                return f"The job {how_ended(first)}{all_ranks.replace(';', ':')}."
+            return f"The job was ended on request: {where} {how_ended(first)}{all_ranks}."
         if is_request(first):
             window_s = self._window_s()
-            return (
-                f"{capital} {told(first)}, and {missing} of {self.world_size} ranks did not end within {window_s:g} s."
-            )
+            still = f"{missing} of {self.world_size} ranks did not end within {window_s:g} s"
+            return f"{capital} {how_ended(first)}, and {still}."
         if first["code"] == 0:
             return f"{capital} ended with exit code 0 at step {first['step']}, before the others were done."
         alike = self._ends.alike
         too = f"; so did rank {alike[0]}" if len(alike) == 1 else f"; so did {len(alike)} other ranks" if alike else ""
-        return f"{capital} {told(first)}{too}{self._ends.followed}."
+        return f"{capital} {how_ended(first)}{too}{self._ends.followed}."

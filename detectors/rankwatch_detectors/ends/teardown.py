@@ -118,25 +118,25 @@ def end_of(occurrence: Occurrence, now_s: float) -> End:
     return _judged(end)
 
 
-def _output_of(told: object) -> dict[str, Any]:
+def _output_of(reported: object) -> dict[str, Any]:
     """What a rank has printed of its end, as its agent has chosen it; {} if that is nothing. Where no line says why it
     ended, `line` is empty.
     """
-    if not isinstance(told, dict):
+    if not isinstance(reported, dict):
         return {}
     return {
-        "line": str(told.get("line") or "")[:OUTPUT_CHARACTERS_MAX],
-        "role": str(told.get("role", ""))[:20],
-        "certain": told.get("certain") is True,
-        "where": str(told.get("where") or "")[:200],
-        "unix_ns": _time_of(told.get("unix_ns")),
-        "lines": _texts(told.get("lines"), OUTPUT_LINES_MAX),
-        "files": _texts(told.get("files"), OUTPUT_FILES_MAX),
+        "line": str(reported.get("line") or "")[:OUTPUT_CHARACTERS_MAX],
+        "role": str(reported.get("role", ""))[:20],
+        "certain": reported.get("certain") is True,
+        "where": str(reported.get("where") or "")[:200],
+        "unix_ns": _time_of(reported.get("unix_ns")),
+        "lines": _texts(reported.get("lines"), OUTPUT_LINES_MAX),
+        "files": _texts(reported.get("files"), OUTPUT_FILES_MAX),
     }
 
 
-def _texts(told: object, most: int) -> list[str]:
-    return [str(one)[:OUTPUT_CHARACTERS_MAX] for one in told[:most]] if isinstance(told, list) else []
+def _texts(reported: object, most: int) -> list[str]:
+    return [str(one)[:OUTPUT_CHARACTERS_MAX] for one in reported[:most]] if isinstance(reported, list) else []
 
 
 def _judged(end: End) -> End:
@@ -153,8 +153,8 @@ def _judged(end: End) -> End:
     return end | {"blame": _blame_of(end)}
 
 
-def _time_of(told: object) -> int:
-    return told if isinstance(told, int) and 0 < told < 2**63 else 0
+def _time_of(reported: object) -> int:
+    return reported if isinstance(reported, int) and 0 < reported < 2**63 else 0
 
 
 def evidence_of(end: Mapping[str, Any]) -> dict[str, Any]:
@@ -307,7 +307,7 @@ def _first_line(end: Mapping[str, Any]) -> str:
     return str(end["error"]).splitlines()[0].rstrip(" .")
 
 
-def told(end: Mapping[str, Any]) -> str:
+def how_ended(end: Mapping[str, Any]) -> str:
     """How it ended, as the predicate of a sentence whose subject is the rank."""
     if end["how"] == RECORDING:
         return f"has no row after step {end['step'] - 1}, and its peers went on"

@@ -115,7 +115,7 @@ class TelemetryLostDetector(DispatchingDetector):
             return ()
         unheard = dict(zip(np.asarray(self._hosts)[judged].tolist(), heard_of_s.tolist(), strict=True))
         findings = self._close_recovered(presence, unheard)
-        told = {host for group in self._groups.values() for host in group["hosts"]}
+        reported = {host for group in self._groups.values() for host in group["hosts"]}
         # While the stream was away, hosts could not be heard, so silence counts from its return.
         listening_s = self.now_s - self._listening_s
         timeout_s = self._config.silent_s * self._config.all_silent_factor
@@ -124,10 +124,10 @@ class TelemetryLostDetector(DispatchingDetector):
             hosts = [
                 host
                 for host in self._hosts
-                if host not in told and self._reason(host, min(unheard.get(host, 0.0), listening_s)) == reason
+                if host not in reported and self._reason(host, min(unheard.get(host, 0.0), listening_s)) == reason
             ]
             if hosts:
-                findings.extend(self._tell(reason, hosts, unheard, presence))
+                findings.extend(self._report(reason, hosts, unheard, presence))
         return findings
 
     def _silent(self, presence: Presence) -> tuple[Bools, Floats]:
@@ -156,7 +156,7 @@ class TelemetryLostDetector(DispatchingDetector):
                 return text
         return None
 
-    def _tell(self, reason: str, hosts: list[str], unheard: dict[str, float], presence: Presence) -> list[Finding]:
+    def _report(self, reason: str, hosts: list[str], unheard: dict[str, float], presence: Presence) -> list[Finding]:
         """Add hosts to an episode that has begun recently, or open a new one."""
         if (text := self._joinable(reason)) is not None:
             group = self._groups[text]
@@ -230,7 +230,7 @@ class TelemetryLostDetector(DispatchingDetector):
             back = any(host in unheard for host in group["hosts"])
             scope = IncidentScope.parse(text)
             if scope in self.episodes:
-                why = self._was(group, self.now_s - self.episodes.told(scope)["onset_time_s"], back=back)
+                why = self._was(group, self.now_s - self.episodes.reported(scope)["onset_time_s"], back=back)
                 findings.extend(self.episodes.close(scope, step, self.now_s, why))
             del self._groups[text]
         return findings

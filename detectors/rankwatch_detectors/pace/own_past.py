@@ -360,7 +360,7 @@ class OwnPastDetector(DispatchingDetector):
         words, ratio = self._words(whole, frame, ranks=self.world_size), math.exp(whole.effect)
         findings: list[Finding] = []
         for scope in self.episodes:
-            if self.episodes.told(scope)["detected_time_s"] >= words["onset_time_s"]:
+            if self.episodes.reported(scope)["detected_time_s"] >= words["onset_time_s"]:
                 why = "Most ranks have become slower, not this one alone."
                 findings += self.episodes.close(scope, self._step_since(self.episodes, scope, frame), self.now_s, why)
                 self._before[scope.number] = math.nan
@@ -404,8 +404,8 @@ class OwnPastDetector(DispatchingDetector):
     def _follow(self, rank: int, scope: IncidentScope, frame: Frame) -> list[Finding]:
         """Watch a slow rank: as fast as before, or slow for good?"""
         excess = self._blocks.newest_two(rank) - self._before[rank]
-        if excess >= self._share(self.episodes.told(scope)):
-            if "declared" in self.episodes.told(scope)["evidence"] and self._blocks.has_stayed(rank):
+        if excess >= self._share(self.episodes.reported(scope)):
+            if "declared" in self.episodes.reported(scope)["evidence"] and self._blocks.has_stayed(rank):
                 self._before[rank] = math.nan
                 summary = f"Rank {rank} has stayed at a new level since a change was declared."
                 step = self._step_since(self.episodes, scope, frame)
@@ -422,11 +422,11 @@ class OwnPastDetector(DispatchingDetector):
         before = self._before_together
         ranks = np.flatnonzero(np.isfinite(before))
         excess = np.sort(self._blocks.newest(ranks) - before[ranks])
-        share = self._share(self._together.told(WHOLE_JOB))
+        share = self._share(self._together.reported(WHOLE_JOB))
         # A rank that was not known then, whose `before` is NaN, decides nothing by itself.
         slow_rank = bool(self._blocks.newest_two(rank) - before[rank] >= share)
         if slow_rank or excess[(excess.size - 1) // 2] >= share:
-            if "declared" in self._together.told(WHOLE_JOB)["evidence"] and self._blocks.has_stayed(rank):
+            if "declared" in self._together.reported(WHOLE_JOB)["evidence"] and self._blocks.has_stayed(rank):
                 step = self._step_since(self._together, WHOLE_JOB, frame)
                 summary = "Steps have stayed at a new level since a change was declared."
                 return self._together.close(WHOLE_JOB, step, self.now_s, summary)
@@ -436,12 +436,12 @@ class OwnPastDetector(DispatchingDetector):
         step = self._step_since(self._together, WHOLE_JOB, frame)
         return self._together.close(WHOLE_JOB, step, self.now_s, "Steps take as long as before again.")
 
-    def _share(self, told: Mapping[str, Any]) -> float:
-        return self._config.clear_share * math.log(told["evidence"]["ratio"])
+    def _share(self, reported: Mapping[str, Any]) -> float:
+        return self._config.clear_share * math.log(reported["evidence"]["ratio"])
 
     def _grown_old(self, episodes: Episodes, scope: IncidentScope, frame: Frame) -> list[Finding]:
         """What has not passed by itself is more than worth knowing."""
-        known = episodes.told(scope)
+        known = episodes.reported(scope)
         if known["severity"] != Severity.INFO or self.now_s - known["onset_time_s"] < self._config.brief_s:
             return []
         now = {"detected_step": self._step_since(episodes, scope, frame), "detected_time_s": self.now_s}
@@ -451,4 +451,4 @@ class OwnPastDetector(DispatchingDetector):
     @staticmethod
     def _step_since(episodes: Episodes, scope: IncidentScope, frame: Frame) -> int:
         """The step of a row that reports an episode: ranks count by themselves, and others may be far behind."""
-        return max(frame.step, int(episodes.told(scope)["onset_step"]))
+        return max(frame.step, int(episodes.reported(scope)["onset_step"]))

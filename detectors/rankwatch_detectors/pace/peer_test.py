@@ -35,7 +35,7 @@ from rankwatch_detectors.statistics.shift import Crossing, ShiftBank, threshold,
 SUSPECT_EVIDENCE = 4.0
 SUSPECTS_MAX = 16
 """Suspected ranks whose evidence is kept row by row. By chance there are fewer than one, at any number of ranks."""
-_TOLD = ("step_time_s", "busy_s")
+_REPORTED = ("step_time_s", "busy_s")
 PEERS_SHOWN_MAX = 1024
 """Peers whose values are compared in evidence: their median is exact enough, and the cost is bounded."""
 
@@ -341,8 +341,8 @@ def of_most(frame: Frame, name: str) -> Floats | None:
     here = finite(frame, name)
     if here is None:
         return None
-    told = max(np.count_nonzero(frame.present[one]) for one in (*_TOLD, name) if one in frame.present)
-    return where_usable(here, np.nan) if 2 * np.count_nonzero(here[1]) > told else None
+    reported = max(np.count_nonzero(frame.present[one]) for one in (*_REPORTED, name) if one in frame.present)
+    return where_usable(here, np.nan) if 2 * np.count_nonzero(here[1]) > reported else None
 
 
 def added_by_one_s(frame: Frame) -> float | None:
@@ -389,13 +389,15 @@ class PeerTestDetector(ExplainedDetector):
 
     def crossed(self, finding: Finding) -> Suspect | None:
         """The evidence of the run; None for differences that are reported without one."""
-        told = finding.evidence
-        if "log_likelihood_ratio" not in told:
+        reported = finding.evidence
+        if "log_likelihood_ratio" not in reported:
             return None
-        effect = finding.score * told["sigma"] / math.sqrt(told["rows"])
-        value, limit = told["log_likelihood_ratio"], self.peer_tests[told["witness"]].limit
+        effect = finding.score * reported["sigma"] / math.sqrt(reported["rows"])
+        value, limit = reported["log_likelihood_ratio"], self.peer_tests[reported["witness"]].limit
         ratio = math.exp(effect)
-        return Suspect(finding.scope, Statistic.EVIDENCE, value, limit, told["rows"], ratio, source=told["witness"])
+        return Suspect(
+            finding.scope, Statistic.EVIDENCE, value, limit, reported["rows"], ratio, source=reported["witness"]
+        )
 
     def needed(self, crossed: Suspect, rows: int) -> float | None:
         """The mean ratio that would have been reported."""

@@ -428,10 +428,12 @@ class SlowPlaces(Stateful):
             unit, scope = self._units.texts.index(text), IncidentScope.parse(text)
             if not self._peer_test.judged[unit]:
                 continue
-            told = state[0]
+            reported = state[0]
             state[1] += (float(residual[unit]) - state[1]) / config.smooth_blocks
-            state[2] = state[2] + 1 if state[1] < config.clear_share * told else 0.0
-            state[3] = state[3] + 1 if abs(state[1] - told) > config.retell_share * told and not state[2] else 0.0
+            state[2] = state[2] + 1 if state[1] < config.clear_share * reported else 0.0
+            state[3] = (
+                state[3] + 1 if abs(state[1] - reported) > config.retell_share * reported and not state[2] else 0.0
+            )
             if state[2] >= config.clear_blocks:
                 del self._slow[text]
                 since = step - config.clear_blocks * config.block_rows
@@ -445,7 +447,7 @@ class SlowPlaces(Stateful):
                     detected_step=step,
                     detected_time_s=now_s,
                     summary=f"{called(scope)} is now {slower_than(ratio, 'the others')}.",
-                    evidence={**self.episodes.told(scope)["evidence"], "ratio": ratio, "rate": 1 / ratio},
+                    evidence={**self.episodes.reported(scope)["evidence"], "ratio": ratio, "rate": 1 / ratio},
                 )
         if self.shift.size:
             self._share()
@@ -472,9 +474,9 @@ class SlowPlaces(Stateful):
 
     def crossed(self, finding: Finding) -> Suspect:
         """The evidence by which a host or switch was found."""
-        told = finding.evidence
-        value, limit, rows = told["log_likelihood_ratio"], told["threshold"], told["rows"]
-        return Suspect(finding.scope, Statistic.EVIDENCE, value, limit, rows, told["ratio"], source=self._source)
+        reported = finding.evidence
+        value, limit, rows = reported["log_likelihood_ratio"], reported["threshold"], reported["rows"]
+        return Suspect(finding.scope, Statistic.EVIDENCE, value, limit, rows, reported["ratio"], source=self._source)
 
     def needed(self, scope: IncidentScope, rows: int) -> float | None:
         """The mean ratio of a place that would have been reported this many rows after its onset."""

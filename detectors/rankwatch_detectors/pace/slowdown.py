@@ -186,13 +186,13 @@ class ExplainedSlowdown(ExplainedDetector):
 
     def crossed(self, finding: Finding) -> Suspect | None:
         """The evidence of a shift, or the distance from the best level."""
-        told = finding.evidence
-        if "best_s" in told:
+        reported = finding.evidence
+        if "best_s" in reported:
             return self._left_level()
-        if finding.scope != WHOLE_JOB or "log_likelihood_ratio" not in told:
+        if finding.scope != WHOLE_JOB or "log_likelihood_ratio" not in reported:
             return None
-        value, rows = told["log_likelihood_ratio"], told["rows"]
-        return Suspect(WHOLE_JOB, Statistic.EVIDENCE, value, self._limit, rows, told["ratio"])
+        value, rows = reported["log_likelihood_ratio"], reported["rows"]
+        return Suspect(WHOLE_JOB, Statistic.EVIDENCE, value, self._limit, rows, reported["ratio"])
 
     def needed(self, crossed: Suspect, rows: int) -> float | None:
         """The ratio that would have been reported."""
@@ -376,7 +376,7 @@ class SlowdownDetector(ExplainedSlowdown):
         """The findings to report of the open episode: one that is like earlier ones only once it has become a
         warning.
         """
-        told = list[Finding]()
+        reported = list[Finding]()
         for one in findings:
             if one.change is Change.OPEN:
                 effect = math.log(one.evidence["ratio"])
@@ -384,10 +384,10 @@ class SlowdownDetector(ExplainedSlowdown):
             elif self._quiet and one.change is Change.UPDATE and one.severity is not Severity.INFO:
                 self._quiet, one = False, replace(one, change=Change.OPEN)  # noqa: PLW2901
             if not self._quiet:
-                told.append(one)
+                reported.append(one)
             elif one.change is Change.CLOSE:
                 self._quiet = False
-        return told
+        return reported
 
     def _drift(self, frame: Frame, log_seconds: float) -> Sequence[Finding]:
         """Report that the job has left its best level, then its growth and its end."""
@@ -400,14 +400,14 @@ class SlowdownDetector(ExplainedSlowdown):
             return self._open_drift(frame) if left else ()
         if not self._drifts:
             return ()
-        told = self.episodes.told(WHOLE_JOB)
-        before = math.log(told["evidence"]["told_ratio"])
+        reported = self.episodes.reported(WHOLE_JOB)
+        before = math.log(reported["evidence"]["told_ratio"])
         if best_level.back:
             self._random_walk.came_and_went(before)
             return self.episodes.close(WHOLE_JOB, frame.step, self.now_s, "The step time is back at its best level.")
-        words = self._words_of_drift(told["onset_time_s"])
-        if best_level.excess < self._config.retell_factor * before and words["severity"] == told["severity"]:
-            self.episodes.note(WHOLE_JOB, {**told["evidence"], **words["evidence"]})
+        words = self._words_of_drift(reported["onset_time_s"])
+        if best_level.excess < self._config.retell_factor * before and words["severity"] == reported["severity"]:
+            self.episodes.note(WHOLE_JOB, {**reported["evidence"], **words["evidence"]})
             return ()
         words["evidence"]["told_ratio"] = words["evidence"]["ratio"]
         return self.episodes.update(WHOLE_JOB, detected_step=frame.step, detected_time_s=self.now_s, **words)
@@ -573,7 +573,7 @@ class SlowdownDetector(ExplainedSlowdown):
     @property
     def _drifts(self) -> bool:
         """Whether the open episode is a drift, which the baseline follows: a shift on top of it is another slowdown."""
-        return WHOLE_JOB in self.episodes and "best_s" in self.episodes.told(WHOLE_JOB)["evidence"]
+        return WHOLE_JOB in self.episodes and "best_s" in self.episodes.reported(WHOLE_JOB)["evidence"]
 
     @property
     def _is_slow(self) -> bool:
@@ -582,11 +582,11 @@ class SlowdownDetector(ExplainedSlowdown):
 
     def _follow(self, frame: Frame, residual: float, seconds: tuple[float, float], *, shared: bool) -> list[Finding]:
         """Follow the open episode: close it, raise its severity, or report that the job is slower still."""
-        config, followed, known = self._config, self._followed, self.episodes.told(WHOLE_JOB)
-        told = math.log(known["evidence"]["ratio"])
+        config, followed, known = self._config, self._followed, self.episodes.reported(WHOLE_JOB)
+        reported = math.log(known["evidence"]["ratio"])
         followed.push(residual, self._random_walk.reach)
         if followed.is_over:
-            self._random_walk.came_and_went(told)
+            self._random_walk.came_and_went(reported)
             self._bank.clear(2)
             self._since_s = None
             self._best_level.pass_over()
@@ -594,9 +594,9 @@ class SlowdownDetector(ExplainedSlowdown):
             return self.episodes.close(WHOLE_JOB, frame.step, self.now_s, summary)
         if followed.has_risen:
             return self._rise(frame, seconds, shared=shared)
-        lasts = self.now_s - known["onset_time_s"] >= config.brief_s and told >= math.log(config.bare_ratio_min)
+        lasts = self.now_s - known["onset_time_s"] >= config.brief_s and reported >= math.log(config.bare_ratio_min)
         if known["severity"] == Severity.INFO and lasts and not followed.normal_rows and not self._ramp:
-            share = 1 - math.exp(-told)
+            share = 1 - math.exp(-reported)
             summary = f"{known['summary']} It does not pass by itself, and costs {100 * share:.0f} % of the job's time."
             now = {"detected_step": frame.step, "detected_time_s": self.now_s}
             return self.episodes.update(WHOLE_JOB, severity=Severity.WARNING, summary=summary, **now)
@@ -606,7 +606,7 @@ class SlowdownDetector(ExplainedSlowdown):
         """A slow job has become slower: an update while the slowdown grows, another episode if it had settled."""
         followed = self._followed
         onset_step = frame.step - followed.risen_rows + 1
-        rise = followed.excess - math.log(self.episodes.told(WHOLE_JOB)["evidence"]["ratio"])
+        rise = followed.excess - math.log(self.episodes.reported(WHOLE_JOB)["evidence"]["ratio"])
         # The rise is counted from its middle on.
         goes_on = self._ramp and self._is_ramp(self._risen_to(rise / 2, onset_step, followed.risen_rows))
         if followed.is_another and not goes_on:
@@ -647,7 +647,7 @@ class SlowdownDetector(ExplainedSlowdown):
             **words,
         }
         if grows:
-            known = self.episodes.told(WHOLE_JOB)
+            known = self.episodes.reported(WHOLE_JOB)
             # What was certain stays so: there is a slowdown, and now it is a larger one.
             return self.episodes.update(
                 WHOLE_JOB, **fields | {"confidence": max(known["confidence"], fields["confidence"])}
@@ -667,7 +667,7 @@ class SlowdownDetector(ExplainedSlowdown):
             if not words:
                 summary = "The job's pace has not changed by itself for a long time."
                 return self.standing.close(WHOLE_JOB, frame.step, self.now_s, summary)
-            same = words["evidence"]["times"] == self.standing.told(WHOLE_JOB)["evidence"]["times"]
+            same = words["evidence"]["times"] == self.standing.reported(WHOLE_JOB)["evidence"]["times"]
             return [] if same else self.standing.update(WHOLE_JOB, **now, **words)
         if not words or len(self.episodes):
             return []

@@ -184,7 +184,7 @@ class StageDetector(DispatchingDetector):
             return []
         self._heavier = {str(stage): [float(offset[stage]), float(offset[stage]), 0.0] for stage in heavy}
         ratios = {str(stage): math.exp(offset[stage]) for stage in heavy}
-        told = ", ".join(f"stage {stage} by {percent(ratios[str(stage)])} %" for stage in heavy)
+        reported = ", ".join(f"stage {stage} by {percent(ratios[str(stage)])} %" for stage in heavy)
         light = np.delete(by_stage, heavy)
         return self.standing.open(
             IncidentScope.of_stage(heavy[0]),
@@ -196,7 +196,7 @@ class StageDetector(DispatchingDetector):
             detected_time_s=self.now_s,
             score=float(offset[heavy[0]] / self._peer_test.sigma[heavy[0]]),
             confidence=0.9,
-            summary=f"Since the first step some pipeline stages take longer than the others: {told}. Layers are "
+            summary=f"Since the first step some pipeline stages take longer than the others: {reported}. Layers are "
             "divided "
             "unevenly; no rank stands out.",
             evidence={

@@ -129,11 +129,11 @@ def units_of(topology: Topology, before: Sequence[str]) -> list[str]:
     earlier = dict(zip(_counted([_host(unit) for unit in before]), before, strict=True))
     devices = zip(topology.device_uuid, _counted(topology.unit), strict=True)
     units = [f"{unit}#{number}" if device else "" for device, (unit, number) in devices]
-    told = set(units)
+    reported = set(units)
     for rank, (host, place) in enumerate(_counted(topology.host)):
         if not units[rank]:
             assumed = earlier.get((host, place))
-            units[rank] = assumed if assumed and assumed not in told else f"{host}/#{place}"
+            units[rank] = assumed if assumed and assumed not in reported else f"{host}/#{place}"
     return units
 
 
@@ -179,7 +179,7 @@ class TrackedRank:
 
     peer_test: str
     """Which peer test found it: one of `PEER_TESTS`."""
-    told: float
+    reported: float
     """The excess that was reported last."""
     excess: float
     """The excess now, smoothed over rows."""
@@ -301,7 +301,7 @@ PEER_TESTS = ("wall", "own", "cpu", "host", "device", "arrival")
 """Judged is wall time; or wall time without waiting for a core, CPU time, and wall time; or device time and the time
 until host and device are done."""
 RANKS_SHOWN = 4
-RANKS_TOLD_MAX = 64
+RANKS_REPORTED_MAX = 64
 """Ranks named in one finding about standing differences; longer lists are not read."""
 
 
@@ -464,12 +464,12 @@ class StragglerDetector(ExplainedStraggler):
                 continue
             state.excess += (float(residual[rank]) - state.excess) / config.smooth_rows
             as_peers = state.beyond_peers < math.log(config.excess_min)
-            normal = as_peers or state.excess < config.clear_share * state.told
-            changed = abs(state.excess - state.told) > config.retell_share * state.told
+            normal = as_peers or state.excess < config.clear_share * state.reported
+            changed = abs(state.excess - state.reported) > config.retell_share * state.reported
             state.normal = state.normal + 1 if normal else 0
             state.normal_sum = state.normal_sum + float(residual[rank]) if normal else 0.0
             # An excess twice the reported one is certain after fewer rows.
-            pace = 4 if state.excess > 2 * state.told else 1
+            pace = 4 if state.excess > 2 * state.reported else 1
             state.changed = state.changed + pace if changed and not normal else 0
             if state.normal >= config.clear_rows and self._as_usual(peer_test, rank, state):
                 since = frame.step - config.clear_rows
@@ -497,8 +497,8 @@ class StragglerDetector(ExplainedStraggler):
         for rank, state in list(self._stood.ranks.items()):
             if state.peer_test != self._name(peer_test) or not peer_test.judged[rank]:
                 continue
-            state.excess += (state.told + float(residual[rank]) - state.excess) / config.smooth_rows
-            state.normal = state.normal + 1 if state.excess < config.clear_share * state.told else 0
+            state.excess += (state.reported + float(residual[rank]) - state.excess) / config.smooth_rows
+            state.normal = state.normal + 1 if state.excess < config.clear_share * state.reported else 0
             if state.normal >= config.clear_rows:
                 since = frame.step - config.clear_rows
                 summary = f"{self._names[rank]} is as fast as its peers since about step {since}."
@@ -519,7 +519,7 @@ class StragglerDetector(ExplainedStraggler):
             for rank in peer_test.baseline.outliers(config.fact_ratio).tolist()
             if IncidentScope.of_rank(rank) not in self.episodes and IncidentScope.of_rank(rank) not in self.standing
         ]
-        ranks = sorted(ranks, key=lambda rank: -offset[rank])[:RANKS_TOLD_MAX]
+        ranks = sorted(ranks, key=lambda rank: -offset[rank])[:RANKS_REPORTED_MAX]
         if not ranks:
             return []
         ratios = {str(rank): math.exp(offset[rank]) for rank in ranks}
@@ -551,7 +551,7 @@ class StragglerDetector(ExplainedStraggler):
     def _retell(
         self, peer_test: PeerTest, rank: int, state: TrackedRank, seconds: Floats, frame: Frame
     ) -> list[Finding]:
-        state.told, state.changed, state.normal, state.normal_sum = state.excess, 0, 0, 0.0
+        state.reported, state.changed, state.normal, state.normal_sum = state.excess, 0, 0, 0.0
         scope, ratio = IncidentScope.of_rank(rank), math.exp(state.beyond_peers)
         name = self._name(peer_test)
         figures = self._figures(seconds, [rank], peer_test.peers_of(rank), ratio, frame)
@@ -560,7 +560,7 @@ class StragglerDetector(ExplainedStraggler):
             detected_step=frame.step,
             detected_time_s=self.now_s,
             summary=f"{self._names[rank]} is now {slower_than(ratio, 'its peers')} ({_times(name, figures)}).",
-            evidence={**self.episodes.told(scope)["evidence"], **figures},
+            evidence={**self.episodes.reported(scope)["evidence"], **figures},
         )
 
     def _open(self, peer_test: PeerTest, crossing: Crossing, seconds: Floats, frame: Frame) -> list[Finding]:
@@ -648,8 +648,8 @@ class StragglerDetector(ExplainedStraggler):
         step_s, busy_s = typical(frame, "step_time_s"), peers_busy_s * ratio
         usual_s = None if step_s is None else step_s + busy_s - max(own_s, peers_busy_s)
         cost = self._cost(busy_s, ratio, usual_s)
-        seconds_told = {"busy_s": busy_s, "peers_busy_s": peers_busy_s}
-        return {"ratio": ratio, "rate": 1 / ratio, **seconds_told, "cost_gpu_hours_per_hour": cost}
+        seconds_reported = {"busy_s": busy_s, "peers_busy_s": peers_busy_s}
+        return {"ratio": ratio, "rate": 1 / ratio, **seconds_reported, "cost_gpu_hours_per_hour": cost}
 
     def _from_the_first_step(self, peer_test: PeerTest, crossing: Crossing) -> bool:
         """Whether the rank was never seen at another speed."""

@@ -178,7 +178,7 @@ class CheckpointFailedDetector(DispatchingDetector):
     def _on_occurrence(self, occurrence: Occurrence) -> Sequence[Finding]:
         if occurrence.kind == "checkpoint_disk":
             self._disk.add(occurrence)
-            return self._tell_of_disk()
+            return self._report_of_disk()
         if occurrence.kind == "checkpoint_saved":
             return self._saved(occurrence, f"A checkpoint of step {occurrence.step} was saved.")
         is_of_save = occurrence.fields.get("what") == SAVE
@@ -264,19 +264,19 @@ class CheckpointFailedDetector(DispatchingDetector):
             **words,
         )
 
-    def _tell_of_disk(self) -> Sequence[Finding]:
+    def _report_of_disk(self) -> Sequence[Finding]:
         """Add to the open episode how full the file system is: agents look at it when a save has failed."""
         if WHOLE_JOB not in self.episodes or not self._failed:
             return ()
-        words, told = self._words(), self.episodes.told(WHOLE_JOB)
-        if words["cause"] == told["cause"] and "disk" in told["evidence"]:
+        words, reported = self._words(), self.episodes.reported(WHOLE_JOB)
+        if words["cause"] == reported["cause"] and "disk" in reported["evidence"]:
             self.episodes.note(WHOLE_JOB, words["evidence"])
             return ()
         return self.episodes.update(WHOLE_JOB, **words)
 
     @property
     def _shown_tier(self) -> str:
-        tier: str = self.episodes.told(WHOLE_JOB)["evidence"]["tier"]
+        tier: str = self.episodes.reported(WHOLE_JOB)["evidence"]["tier"]
         return tier
 
     def _end(self, step: int | None, why: str) -> Sequence[Finding]:
@@ -320,5 +320,5 @@ class CheckpointFailedDetector(DispatchingDetector):
     def _without_part(self, rank: int) -> Failure:
         """The failure of a rank that has reported nothing."""
         step = self._parts.missed_step
-        told = Occurrence("checkpoint_failed", self.attempt, "", self.now_s, rank, step, {})
-        return failure_of(told) | {"missing": True}
+        reported = Occurrence("checkpoint_failed", self.attempt, "", self.now_s, rank, step, {})
+        return failure_of(reported) | {"missing": True}

@@ -41,9 +41,9 @@ class DiskReport(Stateful):
         sizes = {name: occurrence.fields.get(name) for name in SIZES}
         if not all(isinstance(size, int) and size >= 0 for size in sizes.values()):
             return
-        told = {"host": occurrence.host, "path": str(occurrence.fields.get("path", ""))[:PATH_CHARS_MAX], **sizes}
-        if _is_full(told) or not self.is_full or self.evidence["host"] == occurrence.host:
-            self.evidence = told
+        reported = {"host": occurrence.host, "path": str(occurrence.fields.get("path", ""))[:PATH_CHARS_MAX], **sizes}
+        if _is_full(reported) or not self.is_full or self.evidence["host"] == occurrence.host:
+            self.evidence = reported
 
     @property
     def is_full(self) -> bool:

@@ -212,7 +212,7 @@ class HangDetector(DispatchingDetector):
 
     def _excused(self, presence: Presence) -> bool:
         """Whether ranks stand still by order, or because a process is gone, which rank_lost reports."""
-        return bool(self._orders) or not presence.told("state").isdisjoint(("held", "exited"))
+        return bool(self._orders) or not presence.reported("state").isdisjoint(("held", "exited"))
 
     # ---- progress --------------------------------------------------------------------------------------------------
 
@@ -276,7 +276,7 @@ class HangDetector(DispatchingDetector):
         rested_s = np.where(step == presence.step, rested_s + np.where(outside_s < was_s, was_s, 0.0), 0.0)
         self._rested = np.array([presence.step, rested_s, outside_s])
         for name, _ in self._config.long_phases:
-            if name in presence.told("phase"):
+            if name in presence.reported("phase"):
                 inside = running & presence.where("phase", name)
                 if anyone(inside):
                     lasted = float(presence.phase_age_s[inside].max())
@@ -358,9 +358,9 @@ class HangDetector(DispatchingDetector):
         phases = [phase for phase in self._config.long_phases if phase[0] in self._phase_was]
         named_s += [self._timeout.named(*phase) for phase in phases]
         cold = self._newest is not None and self._newest < self._cold_until
-        told = presence.told("phase")
-        limits = self._timeout.in_step(log=UNREPORTED in told, cold=cold, first=self._first_step()[0])
-        if paused and told.isdisjoint(name for name, _ in phases) and together != COLLECTIVE:
+        reported = presence.reported("phase")
+        limits = self._timeout.in_step(log=UNREPORTED in reported, cold=cold, first=self._first_step()[0])
+        if paused and reported.isdisjoint(name for name, _ in phases) and together != COLLECTIVE:
             apart = _apart(presence, running, behind)
             leading = anyone(self._leads[behind])
             limits = self._timeout.pause_apart(limits, leading=leading) if apart else self._timeout.pause()
@@ -374,12 +374,12 @@ class HangDetector(DispatchingDetector):
 
     def _close_done(self) -> Sequence[Finding]:
         """Close the episode if the step's work is done and its ranks are now outside of it."""
-        if not len(self.episodes) or not self._paused_s or self.episodes.told(WHOLE_JOB)["evidence"]["outside"]:
+        if not len(self.episodes) or not self._paused_s or self.episodes.reported(WHOLE_JOB)["evidence"]["outside"]:
             return ()
         return self._close(f"The work of step {self._newest} is done.")
 
     def _close(self, summary: str) -> list[Finding]:
-        stood = {"age_s": self.now_s - self.episodes.told(WHOLE_JOB)["onset_time_s"]}
+        stood = {"age_s": self.now_s - self.episodes.reported(WHOLE_JOB)["onset_time_s"]}
         return self.episodes.close(WHOLE_JOB, self._newest, self.now_s, summary, stood)
 
     def _open(self, presence: Presence, still: Standstill, missing: Missing) -> list[Finding]:
@@ -403,24 +403,24 @@ class HangDetector(DispatchingDetector):
         """Report a higher severity, or ranks that could not be named before: they used CPU while others waited, or what
         others were named for is no longer so: they report again, or have come to the step of all.
         """
-        told = self.episodes.told(WHOLE_JOB)
-        severity = max(still.limits.severity(still.age_s), Severity(told["severity"]), key=GRAVITY.index)
-        graver = severity != told["severity"]
-        before = told["evidence"]
+        reported = self.episodes.reported(WHOLE_JOB)
+        severity = max(still.limits.severity(still.age_s), Severity(reported["severity"]), key=GRAVITY.index)
+        graver = severity != reported["severity"]
+        before = reported["evidence"]
         refuted = before["decided_by"] == SILENT != missing.decided_by
         refuted |= any(presence.step[one["rank"]] > one["step"] for one in before["missing"])
-        named = bool(missing.ranks) and (refuted or not told["ranks"])
+        named = bool(missing.ranks) and (refuted or not reported["ranks"])
         if not graver and not named:
             return ()
         if not missing.ranks:
-            missing = _as_told(told)
+            missing = _as_reported(reported)
         return self.episodes.update(
             WHOLE_JOB,
             severity=severity,
             ranks=missing.ranks,
             confidence=missing.confidence,
             detected_time_s=self.now_s,
-            summary=self._summary(told["onset_step"], told["onset_time_s"], still, missing),
+            summary=self._summary(reported["onset_step"], reported["onset_time_s"], still, missing),
             evidence=self._evidence(still, missing),
         )
 
@@ -468,10 +468,10 @@ def _where_each_is(presence: Presence) -> Floats:
     return np.where(presence.has_reported & np.isfinite(rows), rows, math.nan)
 
 
-def _as_told(told: Mapping[str, Any]) -> Missing:
+def _as_reported(reported: Mapping[str, Any]) -> Missing:
     """The missing ranks of the newest finding."""
-    evidence = told["evidence"]
-    ranks, confidence = tuple(told["ranks"]), told["confidence"]
+    evidence = reported["evidence"]
+    ranks, confidence = tuple(reported["ranks"]), reported["confidence"]
     return Missing(ranks, evidence["decided_by"], confidence, evidence["missing"], evidence["waiting"])
 
 

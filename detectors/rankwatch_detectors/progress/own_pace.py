@@ -70,7 +70,7 @@ class OwnPaceDetector(DispatchingDetector):
             if moved[rank] or (presence.has_reported[rank] and presence.state[rank] != "running"):
                 step = int(presence.step[rank])
                 summary = f"Rank {rank} makes progress again: step {step}."
-                stood = {"age_s": self.now_s - self.episodes.told(scope)["onset_time_s"]}
+                stood = {"age_s": self.now_s - self.episodes.reported(scope)["onset_time_s"]}
                 findings += self.episodes.close(scope, step, self.now_s, summary, stood)
         return [*findings, *self._evaluate(presence, running, stopped)]
 
@@ -104,7 +104,7 @@ class OwnPaceDetector(DispatchingDetector):
             scope, age = IncidentScope.of_rank(rank), float(age_s[rank])
             if scope not in self.episodes:
                 findings += self._open(presence, rank, severity, age, float(limit_s[rank]))
-            elif severity is Severity.CRITICAL and self.episodes.told(scope)["severity"] != severity:
+            elif severity is Severity.CRITICAL and self.episodes.reported(scope)["severity"] != severity:
                 what = "No rank of the job makes progress." if everybody else f"Rank {rank} was stopped by a signal."
                 findings += self.episodes.update(scope, severity=severity, detected_time_s=self.now_s, summary=what)
         return findings

@@ -192,5 +192,5 @@ def _is_first_start(failure: Failure) -> bool:
 
 def _step_of(failure: Failure) -> int | None:
     """The step of the checkpoint, so that what is advised is older; else that at which the rank stood, if any."""
-    told = failure["checkpoint"].rpartition(":")[2]
-    return int(told) if told.isdecimal() else failure["step"] if failure["step"] >= 0 else None
+    reported = failure["checkpoint"].rpartition(":")[2]
+    return int(reported) if reported.isdecimal() else failure["step"] if failure["step"] >= 0 else None

@@ -237,7 +237,7 @@ class FollowedConfig:
 class Followed(Stateful):
     """One open shift of a series of logarithms."""
 
-    STATE: ClassVar[str] = "excess normal_rows risen_rows _told _half_risen_rows _rows"
+    STATE: ClassVar[str] = "excess normal_rows risen_rows _reported _half_risen_rows _rows"
 
     def __init__(self, config: FollowedConfig) -> None:
         self._config = config
@@ -245,7 +245,7 @@ class Followed(Stateful):
 
     def begin(self, effect: float) -> None:
         """Start following a shift of this size."""
-        self._told = self.excess = effect
+        self._reported = self.excess = effect
         self.normal_rows = self.risen_rows = self._half_risen_rows = self._rows = 0
 
     def push(self, residual: float, reach: float) -> None:
@@ -258,8 +258,11 @@ class Followed(Stateful):
         config = self._config
         self._rows += 1
         self.excess += (residual - self.excess) / config.clear_rows
-        self.normal_rows = self.normal_rows + 1 if self.excess < config.clear_share * self._told else 0
-        rise, least = self.excess - self._told, max(math.log(config.rise_ratio) + reach, config.rise_share * self._told)
+        self.normal_rows = self.normal_rows + 1 if self.excess < config.clear_share * self._reported else 0
+        rise, least = (
+            self.excess - self._reported,
+            max(math.log(config.rise_ratio) + reach, config.rise_share * self._reported),
+        )
         self.risen_rows = self.risen_rows + 1 if rise > least else 0
         self._half_risen_rows = self._half_risen_rows + 1 if rise > least / 2 else 0
 
@@ -286,7 +289,7 @@ class RandomWalkConfig:
 
     spreads: float = 3.0
     """A level within this many spreads between blocks is wandering."""
-    bouts_told: int = 2
+    bouts_reported: int = 2
     """After this many slowdowns that came and went, further ones are reported as recurring, with their number ..."""
     bouts: int = 3
     """... and this many are a pattern, of which further ones are expected ..."""
@@ -342,7 +345,7 @@ class RandomWalk(Stateful):
     @property
     def recurs(self) -> bool:
         """Whether there were enough bouts to speak of them together."""
-        return len(self._bouts) >= self._config.bouts_told
+        return len(self._bouts) >= self._config.bouts_reported
 
     def is_like_before(self, effect: float) -> bool:
         """Whether a slowdown is about as large as one that has passed by itself."""

@@ -83,7 +83,7 @@ class FingerprintDetector(DispatchingDetector):
             return ()
         suspects = compared.unequal()
         if suspects.size:
-            return self._tell(frame, compared, suspects)
+            return self._report(frame, compared, suspects)
         if compared.complete:
             self._equal_step, self._equal_s = frame.step, self.now_s
             summary = f"All replicas are equal again in step {frame.step}."
@@ -112,7 +112,7 @@ class FingerprintDetector(DispatchingDetector):
         rank, group_of = np.concatenate(ranks), np.concatenate(groups)
         return Fingerprints(rank, group_of, np.concatenate(prints), complete=complete) if rank.size else None
 
-    def _tell(self, frame: Frame, compared: Fingerprints, suspects: Ints) -> list[Finding]:
+    def _report(self, frame: Frame, compared: Fingerprints, suspects: Ints) -> list[Finding]:
         findings: list[Finding] = []
         for group in suspects.tolist():
             members, prints = compared.of(group)
@@ -137,7 +137,7 @@ class FingerprintDetector(DispatchingDetector):
         # The onset is just after the last agreement: any checkpoint saved since then may be corrupted.
         onset = frame.step if self._equal_step is None else self._equal_step + 1
         others = np.setdiff1d(members, np.asarray(ranks)) if certain else members
-        told = {int(rank): f"{int(bits) & (2**64 - 1):016x}" for rank, bits in zip(members, prints, strict=True)}
+        reported = {int(rank): f"{int(bits) & (2**64 - 1):016x}" for rank, bits in zip(members, prints, strict=True)}
         agree = int(np.unique(prints, return_counts=True)[1].max())
         return self.episodes.open(
             scope,
@@ -152,8 +152,8 @@ class FingerprintDetector(DispatchingDetector):
             confidence=1.0 if certain else 0.7,
             summary=_wrong_weights(ranks, self._since(frame.step), agree if certain else 0, members.size - 1),
             evidence={
-                "fingerprints": {str(rank): told[rank] for rank in ranks[:8]},
-                "replicas": {str(rank): told[rank] for rank in others[:8].tolist()},
+                "fingerprints": {str(rank): reported[rank] for rank in ranks[:8]},
+                "replicas": {str(rank): reported[rank] for rank in others[:8].tolist()},
                 "replicas_compared": int(members.size),
                 "equal_step": self._equal_step,
             },

@@ -145,7 +145,7 @@ class NonfiniteDetector(DispatchingDetector):
             bad.setdefault(SKIPPED, excused)
         silent = self._fallen_silent(frame)
         if silent and not bad:
-            return self._tell_silent(frame, silent)
+            return self._report_silent(frame, silent)
         judged = self._evaluate(frame, bad, excused)
         return [*never, *judged, *self._look_at_zeros(frame), *self._look_at_norm(frame)]
 
@@ -158,7 +158,7 @@ class NonfiniteDetector(DispatchingDetector):
 
     def _never_finite(self, frame: Frame, bad: dict[str, Bools]) -> list[Finding]:
         """Remove the script's own metrics that were never finite in this launch from `bad`, and report them once."""
-        told: list[str] = []
+        reported: list[str] = []
         for name, values in frame.values.items():
             if self._finite.get(name):
                 continue
@@ -167,13 +167,12 @@ class NonfiniteDetector(DispatchingDetector):
             self._finite[name] = name not in bad or anyone(here & np.isfinite(values))
             if name in bad and name not in CRITICAL and not self._finite[name]:
                 del bad[name]
-                told += [name] if first else []
-        if not told or WHOLE_JOB in self.episodes:
+                reported += [name] if first else []
+        if not reported or WHOLE_JOB in self.episodes:
             return []
-        summary = (
-            f"{_listed(sorted(told))} {'has' if len(told) == 1 else 'have'} been NaN or Inf since the first value."
-        )
-        opened = self._open(Severity.INFO, frame, frame.step, 0.5, summary, {"metrics": sorted(told)})
+        has = "has" if len(reported) == 1 else "have"
+        summary = f"{_listed(sorted(reported))} {has} been NaN or Inf since the first value."
+        opened = self._open(Severity.INFO, frame, frame.step, 0.5, summary, {"metrics": sorted(reported)})
         return [*opened, *self.episodes.close(WHOLE_JOB, frame.step, self.now_s, summary)]
 
     def _look_at_zeros(self, frame: Frame) -> list[Finding]:
@@ -252,7 +251,7 @@ class NonfiniteDetector(DispatchingDetector):
     def _evaluate(self, frame: Frame, bad: dict[str, Bools], excused: Bools) -> list[Finding]:
         if bad or self._bad:
             self._count_rows(frame, bad, excused)
-        return self._tell(frame, bad) if bad else self._recover(frame)
+        return self._report(frame, bad) if bad else self._recover(frame)
 
     def _count_rows(self, frame: Frame, bad: dict[str, Bools], excused: Bools) -> None:
         for name, left in self._rows_left.items():
@@ -278,7 +277,7 @@ class NonfiniteDetector(DispatchingDetector):
                     silent.append(name)
         return silent
 
-    def _tell_silent(self, frame: Frame, names: list[str]) -> list[Finding]:
+    def _report_silent(self, frame: Frame, names: list[str]) -> list[Finding]:
         """Report missing values within an episode: some loggers omit NaN, so this is no recovery."""
         since = frame.step
         summary = f"{' and '.join(names).capitalize()} stopped being logged by step {since}, after non-finite values."
@@ -288,20 +287,22 @@ class NonfiniteDetector(DispatchingDetector):
             for finding in self.episodes.update(scope, detected_step=since, detected_time_s=self.now_s, summary=summary)
         ]
 
-    def _tell(self, frame: Frame, bad: dict[str, Bools]) -> list[Finding]:
+    def _report(self, frame: Frame, bad: dict[str, Bools]) -> list[Finding]:
         for name in bad:
             self._bad[name] = 0
         ranks = _culprits(frame, bad, reduced=self.lockstep)
         exact = "nonfinite" in bad
         open_scope = next(iter(self.episodes), None)
         if open_scope is not None:
-            told = self.episodes.told(open_scope)
-            if self._skips == self._config.skips_critical and told["severity"] != Severity.CRITICAL:
+            reported = self.episodes.reported(open_scope)
+            if self._skips == self._config.skips_critical and reported["severity"] != Severity.CRITICAL:
                 return self.episodes.update(open_scope, severity=Severity.CRITICAL, **self._words(frame, bad, ranks))
             if not self.lockstep:
-                return self._tell_others(frame, bad, open_scope, [rank for rank in ranks if rank not in told["ranks"]])
+                return self._report_others(
+                    frame, bad, open_scope, [rank for rank in ranks if rank not in reported["ranks"]]
+                )
             # The first rank stays named: in the next step the reduction has spread the value to all ranks.
-            graver = told["severity"] != Severity.CRITICAL and any(name in CRITICAL for name in bad)
+            graver = reported["severity"] != Severity.CRITICAL and any(name in CRITICAL for name in bad)
             if graver:
                 self._exact = exact and bool(ranks)
                 words = {"severity": Severity.CRITICAL, "confidence": 1.0} | self._words(frame, bad, ranks)
@@ -324,14 +325,16 @@ class NonfiniteDetector(DispatchingDetector):
         """Name the ranks whose own gradients were not finite, if the open episode began in this step or later."""
         ranks = _culprits(frame, bad, reduced=self.lockstep) if "nonfinite" in bad and not self._exact else ()
         scope = next(iter(self.episodes), None)
-        if not ranks or scope is None or frame.step > self.episodes.told(scope)["onset_step"]:
+        if not ranks or scope is None or frame.step > self.episodes.reported(scope)["onset_step"]:
             return []
         self._exact = True
         return self.episodes.update(scope, **self._words(frame, bad, ranks))
 
-    def _tell_others(self, frame: Frame, bad: dict[str, Bools], scope: IncidentScope, more: list[int]) -> list[Finding]:
+    def _report_others(
+        self, frame: Frame, bad: dict[str, Bools], scope: IncidentScope, more: list[int]
+    ) -> list[Finding]:
         """Add further ranks with non-finite values, which each has by itself."""
-        before = self.episodes.told(scope)["ranks"]
+        before = self.episodes.reported(scope)["ranks"]
         if not more or len(before) >= RANKS_SHOWN_MAX:
             return []
         ranks = (*before, *more)[:RANKS_SHOWN_MAX]
@@ -371,8 +374,8 @@ class NonfiniteDetector(DispatchingDetector):
         names = (
             ["nonfinite"] if "nonfinite" in bad else sorted(name for name in bad if name != SKIPPED or len(bad) == 1)
         )
-        told = [frame.values[name][bad[name]] for name in bad if name in frame.values and name != SKIPPED]
-        nan, inf = (bool(any(test(values).any() for values in told)) for test in (np.isnan, np.isinf))
+        reported = [frame.values[name][bad[name]] for name in bad if name in frame.values and name != SKIPPED]
+        nan, inf = (bool(any(test(values).any() for values in reported)) for test in (np.isnan, np.isinf))
         which = "NaN" if nan and not inf else "Inf" if inf and not nan else "NaN or Inf"
         return f"{which} in {_listed(['the ' + WORDS.get(name, name) for name in names])}{self._who(ranks, affected)}"
 

@@ -118,15 +118,15 @@ class ExplainedCurve(ExplainedDetector):
 
     def crossed(self, finding: Finding) -> Suspect | None:
         """The climb, the jump that lasted, the sum or the distance: whichever decided."""
-        watch, level, told = self._watch, self._level, finding.evidence
-        if "best" in told:
+        watch, level, reported = self._watch, self._level, finding.evidence
+        if "best" in reported:
             return self._risen()
         if self.kind is Kind.LOSS_DIVERGENCE and watch.high_points <= level.drift_run_points:
             return self._lasted()
         if watch.score < level.jump_sigmas and watch.high_sum >= level.drift_limit:
-            return self._sum(float(told["value"]))
+            return self._sum(float(reported["value"]))
         far = level.jump_sigmas if watch.score >= level.jump_sigmas else level.ratio_sigmas
-        return Suspect(WHOLE_JOB, Statistic.DISTANCE, watch.score, far, 1, float(told["value"]))
+        return Suspect(WHOLE_JOB, Statistic.DISTANCE, watch.score, far, 1, float(reported["value"]))
 
     def needed(self, crossed: Suspect, rows: int) -> float | None:
         """The mean of the curve that would have been reported."""
@@ -275,8 +275,8 @@ class CurveDetector(ExplainedCurve):
 
     def _is_explained(self, change: Changed) -> bool:
         """Whether the open episode began with the change: its event came after the rows of its step."""
-        told = self.episodes.told(WHOLE_JOB)
-        return told["onset_step"] >= change.step >= 0 and "best" not in told["evidence"]
+        reported = self.episodes.reported(WHOLE_JOB)
+        return reported["onset_step"] >= change.step >= 0 and "best" not in reported["evidence"]
 
     def _learn_declared(self, value: float, step: int) -> list[Finding]:
         """End an episode in which a change was declared, once the curve has stayed at a new level."""
@@ -339,7 +339,7 @@ class CurveDetector(ExplainedCurve):
             self._launched = False
             self._watch.restart(fresh=frame.step < self._config.level.warm_points)
         turn = self._watch.push(value, frame.step)
-        findings = self._tell(turn, value, frame) if turn is not None else self._escalate(value, frame)
+        findings = self._report(turn, value, frame) if turn is not None else self._escalate(value, frame)
         if self.kind is Kind.LOSS_DIVERGENCE:
             self._best_level.push(value, frame.step, self._watch.measure or abs(value) or 1.0)
             findings = [*findings, *self._rise(frame), *self._look_at_growth(value, frame)]
@@ -350,17 +350,17 @@ class CurveDetector(ExplainedCurve):
 
     def _with_peaks(self, findings: list[Finding]) -> list[Finding]:
         """Add the spikes within an open divergence, and just before it, with their step and height."""
-        told = self.episodes.told(WHOLE_JOB)
-        peaks = self._peaks.since(told["onset_step"] - self._config.peaks_before_points * self._interval)
+        reported = self.episodes.reported(WHOLE_JOB)
+        peaks = self._peaks.since(reported["onset_step"] - self._config.peaks_before_points * self._interval)
         if not peaks:
             return findings
-        evidence, newest = {**told["evidence"], "spikes": peaks}, peaks[-1]
-        if any(newest["value"] < peak["value"] for peak in told["evidence"].get("spikes", ())):
+        evidence, newest = {**reported["evidence"], "spikes": peaks}, peaks[-1]
+        if any(newest["value"] < peak["value"] for peak in reported["evidence"].get("spikes", ())):
             self.episodes.note(WHOLE_JOB, evidence)
             return findings
-        summary = f"{told['summary'].split(PEAKED)[0]}{PEAKED}{newest['value']:.4g} in step {newest['step']}."
-        told_now = {"evidence": evidence, "summary": summary, "detected_time_s": self.now_s}
-        return [*findings, *self.episodes.update(WHOLE_JOB, **told_now)]
+        summary = f"{reported['summary'].split(PEAKED)[0]}{PEAKED}{newest['value']:.4g} in step {newest['step']}."
+        reported_now = {"evidence": evidence, "summary": summary, "detected_time_s": self.now_s}
+        return [*findings, *self.episodes.update(WHOLE_JOB, **reported_now)]
 
     def _heed(self, declared: Declared | None) -> None:
         """Reset what a logged change of the schedule explains."""
@@ -376,16 +376,16 @@ class CurveDetector(ExplainedCurve):
             # Without lockstep the median is over other ranks in each frame, so its slow changes mean nothing.
             kept_up = self._watch.minimized and self.lockstep
             return self._open_rise(frame) if best_level.left and kept_up else ()
-        told = self.episodes.told(WHOLE_JOB)
-        if self._watch.is_open or "best" not in told["evidence"]:
+        reported = self.episodes.reported(WHOLE_JOB)
+        if self._watch.is_open or "best" not in reported["evidence"]:
             return ()
         if best_level.back:
             return self.episodes.close(
                 WHOLE_JOB, frame.step, self.now_s, f"The {self._name} is back at its best level."
             )
-        grown = best_level.excess >= self._config.retell_factor * (told["evidence"]["value"] - best_level.best)
-        severity = max(Severity(told["severity"]), self._severity_of_rise(frame), key=GRAVITY.index)
-        if not grown and severity == told["severity"]:
+        grown = best_level.excess >= self._config.retell_factor * (reported["evidence"]["value"] - best_level.best)
+        severity = max(Severity(reported["severity"]), self._severity_of_rise(frame), key=GRAVITY.index)
+        if not grown and severity == reported["severity"]:
             return ()
         return self._report_rise(frame, severity)
 
@@ -406,7 +406,7 @@ class CurveDetector(ExplainedCurve):
             detected_time_s=self.now_s,
             score=self._score_of_rise(),
             summary=self._sentence_of_rise(),
-            evidence={**self.episodes.told(WHOLE_JOB)["evidence"], **self._evidence_of_rise()},
+            evidence={**self.episodes.reported(WHOLE_JOB)["evidence"], **self._evidence_of_rise()},
         )
 
     def _open_rise(self, frame: Frame) -> list[Finding]:
@@ -442,33 +442,33 @@ class CurveDetector(ExplainedCurve):
         """Report an open rise again each time its excess has tripled, or its severity has risen."""
         if WHOLE_JOB not in self.episodes or not self._watch.is_open:
             return ()
-        told = self.episodes.told(WHOLE_JOB)
-        usual, before = self._watch.usual, told["evidence"]["value"]
+        reported = self.episodes.reported(WHOLE_JOB)
+        usual, before = self._watch.usual, reported["evidence"]["value"]
         grown = value - usual >= self._config.retell_factor * max(abs(before - usual), self._watch.scale)
-        severity = self._graver(Severity(told["severity"]), frame)
-        if not grown and severity == told["severity"]:
+        severity = self._graver(Severity(reported["severity"]), frame)
+        if not grown and severity == reported["severity"]:
             return ()
         value = value if grown else self._watch.newest
         how = "keeps growing" if grown else f"has been high since step {self._watch.onset_step}"
-        peaked = "".join(told["summary"].partition(PEAKED)[1:])
+        peaked = "".join(reported["summary"].partition(PEAKED)[1:])
         return self.episodes.update(
             WHOLE_JOB,
             severity=severity,
             detected_step=frame.step,
             detected_time_s=self.now_s,
             score=self._watch.score,
-            confidence=max(told["confidence"], self._confidence),
+            confidence=max(reported["confidence"], self._confidence),
             summary=f"The {self._name} {how}: {value:.4g} in step {frame.step}, {self._above_usual(value)}.{peaked}",
-            evidence={**told["evidence"], **self._evidence(value)},
+            evidence={**reported["evidence"], **self._evidence(value)},
         )
 
-    def _graver(self, told: Severity, frame: Frame) -> Severity:
+    def _graver(self, reported: Severity, frame: Frame) -> Severity:
         """The severity of an open rise by its newest points; never lower than reported."""
         if not self._watch.lasting:
-            return told
-        return max(told, self._severity(Turn.LASTING, self._watch.newest, frame), key=GRAVITY.index)
+            return reported
+        return max(reported, self._severity(Turn.LASTING, self._watch.newest, frame), key=GRAVITY.index)
 
-    def _tell(self, turn: Turn, value: float, frame: Frame) -> Sequence[Finding]:
+    def _report(self, turn: Turn, value: float, frame: Frame) -> Sequence[Finding]:
         begins = {
             Kind.LOSS_SPIKE: turn is Turn.JUMP,
             Kind.LOSS_DIVERGENCE: turn is Turn.LASTING,
@@ -486,7 +486,7 @@ class CurveDetector(ExplainedCurve):
             return ()
         if turn is Turn.LASTING:
             if self.kind is Kind.GRAD_NORM:
-                severity = self._graver(Severity(self.episodes.told(WHOLE_JOB)["severity"]), frame)
+                severity = self._graver(Severity(self.episodes.reported(WHOLE_JOB)["severity"]), frame)
                 return self.episodes.update(WHOLE_JOB, severity=severity, summary=self._sentence(turn, value, frame))
             return self.episodes.close(
                 WHOLE_JOB, frame.step, self.now_s, f"The {self._name} did not come back: it diverges."
@@ -502,24 +502,24 @@ class CurveDetector(ExplainedCurve):
 
     def _turned(self, turn: Turn, value: float, frame: Frame) -> Sequence[Finding]:
         """Update or close an open divergence: it is over only once it is over both by the level and by the anchor."""
-        told = self.episodes.told(WHOLE_JOB)
-        risen = "best" in told["evidence"]
+        reported = self.episodes.reported(WHOLE_JOB)
+        risen = "best" in reported["evidence"]
         if turn is Turn.JUMP:
             return ()
         if turn is Turn.LASTING:
             return self.episodes.update(
                 WHOLE_JOB,
-                severity=max(Severity(told["severity"]), self._severity(turn, value, frame), key=GRAVITY.index),
+                severity=max(Severity(reported["severity"]), self._severity(turn, value, frame), key=GRAVITY.index),
                 detected_step=frame.step,
                 detected_time_s=self.now_s,
-                confidence=max(told["confidence"], self._confidence),
+                confidence=max(reported["confidence"], self._confidence),
                 summary=self._sentence(turn, value, frame),
-                evidence={**told["evidence"], **self._evidence(value)},
+                evidence={**reported["evidence"], **self._evidence(value)},
             )
         if turn is Turn.SETTLED and self._new_level:  # it ends with the level since the change
             return ()
         if turn is Turn.SETTLED and self._best_level.left:
-            return self._report_rise(frame, Severity(told["severity"]))
+            return self._report_rise(frame, Severity(reported["severity"]))
         if risen and not self._best_level.back:
             return ()
         self._best_level.pass_over()

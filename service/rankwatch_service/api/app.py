@@ -28,7 +28,7 @@ from rankwatch_service.api.background.change_feed import ChangeFeed, FeedTail
 from rankwatch_service.api.background.counters import Counters, StoreCollector
 from rankwatch_service.api.background.driver_thread import DriverThread
 from rankwatch_service.api.background.health_facts import HealthReader
-from rankwatch_service.api.background.housekeeping import AlertExpiry, remove_expired, tell_changed_precision
+from rankwatch_service.api.background.housekeeping import AlertExpiry, remove_expired, report_changed_precision
 from rankwatch_service.api.background.order_cache import OrderCache
 from rankwatch_service.api.background.order_feed import OrderFeed
 from rankwatch_service.api.dependencies import Context
@@ -225,7 +225,7 @@ def _context(settings: Settings, engine: Engine, intake: Intake, clock: Clock, s
         authenticator.store_last_used()
         refusals.store()
         new_jobs.report_due()
-        tell_changed_precision(engine, controls, clock)
+        report_changed_precision(engine, controls, clock)
         counters.alerts.labels(AlertResult.EXPIRED).inc(alert_expiry.run())
         remove_expired(engine, clock.unix_ns())
         trimmed = trim(engine, *tiers(settings), clock.unix_ns())

@@ -114,10 +114,10 @@ class Context:
 
     def signed_orders(self, origin: Origin, agent: str, nonce: str, orders: bytes, sequence: int) -> bytes:
         """Orders for one agent, signed with its secret: `wire.SignedOrders` as JSON."""
-        told = SignedOrders(orders.decode(), nonce, sequence, self.clock.unix_ns())
+        reported = SignedOrders(orders.decode(), nonce, sequence, self.clock.unix_ns())
         secret = self.agents.secrets_of(origin.job, origin.host, agent)
-        code = code_of(Purpose.ORDERS, agent, secret, told.signed_part()).hex()
-        return msgspec.json.encode(msgspec.structs.replace(told, code=code))
+        code = code_of(Purpose.ORDERS, agent, secret, reported.signed_part()).hex()
+        return msgspec.json.encode(msgspec.structs.replace(reported, code=code))
 
 
 async def _context(request: Request) -> Context:  # not in a thread, as all that does not wait

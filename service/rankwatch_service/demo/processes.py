@@ -80,7 +80,7 @@ class Launcher:
         self.stop()
         if self.number >= self.restarts_max:
             raise JobFailedError(
-                f"ranks ended with {_told(dead)} in launch {self.number}, no relaunch is left; see {self.logs}"
+                f"ranks ended with {_reported(dead)} in launch {self.number}, no relaunch is left; see {self.logs}"
             )
         self.start()
         return True
@@ -123,7 +123,7 @@ def own_environment() -> dict[str, str]:
     }
 
 
-def _told(codes: Mapping[int, int]) -> str:
+def _reported(codes: Mapping[int, int]) -> str:
     return ", ".join(f"rank {rank}: {signal.Signals(-code).name if code < 0 else code}" for rank, code in codes.items())
 
 

@@ -40,7 +40,7 @@ from rankwatch_service.demo.script import (
 )
 from rankwatch_service.demo.servers import Backing, BackingError, stand_on
 from rankwatch_service.demo.service import ServiceError, ServiceProcess, WebhookReceiver
-from rankwatch_service.demo.throttled import TOLD_LIMIT_S, ThrottledJob
+from rankwatch_service.demo.throttled import REPORTED_LIMIT_S, ThrottledJob
 
 JOB = "gpt-demo"
 WORLD_SIZE = 4
@@ -427,9 +427,9 @@ def _train(options: DemoOptions, stage: Stage, outcomes: list[SceneResult]) -> l
         stage.view.event(f"stopped at step {stop['applied_step']} on all ranks")
         stage.wait_for("end of all ranks", FOUND_LIMIT_S, lambda: stage.launcher.finished)
         if outcomes:
-            stage.wait_for("last webhook", FOUND_LIMIT_S, lambda: _all_told(stage, outcomes))
+            stage.wait_for("last webhook", FOUND_LIMIT_S, lambda: _all_reported(stage, outcomes))
         if stage.beside is not None:
-            stage.wait_for("end of the second job", TOLD_LIMIT_S, lambda: stage.beside is None or stage.beside.done)
+            stage.wait_for("end of the second job", REPORTED_LIMIT_S, lambda: stage.beside is None or stage.beside.done)
             results += stage.beside.results
         stage.wait_for_time(2.0)
     except (NotInTimeError, JobFailedError, ServiceError) as error:
@@ -446,9 +446,9 @@ def _has_trained(stage: Stage, steps: int) -> bool:
     return stage.journals.steps_trained >= steps
 
 
-def _all_told(stage: Stage, outcomes: list[SceneResult]) -> bool:
-    told = {webhook.incident for webhook in stage.receiver.received if webhook.type == "incident.resolved"}
-    return all(outcome.incident.get("id") in told for outcome in outcomes)
+def _all_reported(stage: Stage, outcomes: list[SceneResult]) -> bool:
+    reported = {webhook.incident for webhook in stage.receiver.received if webhook.type == "incident.resolved"}
+    return all(outcome.incident.get("id") in reported for outcome in outcomes)
 
 
 @contextmanager

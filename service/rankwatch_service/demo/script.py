@@ -144,16 +144,16 @@ def _found_in_time(outcome: SceneResult, injected: Injected) -> list[SceneCheck]
     if steps_max is None:
         return []
     right = steps is not None and 0 <= steps <= steps_max
-    told = "in its step" if steps_max == 0 else f"within {steps_max} steps"
-    return [SceneCheck(f"{scene.title}: found {told}", right, f"{steps} steps after step {injected.step}")]
+    reported = "in its step" if steps_max == 0 else f"within {steps_max} steps"
+    return [SceneCheck(f"{scene.title}: found {reported}", right, f"{steps} steps after step {injected.step}")]
 
 
 def unexpected(incidents: Sequence[Mapping[str, Any]], outcomes: Sequence[SceneResult]) -> list[SceneCheck]:
     """Only the expected incidents may open, each once."""
     expected = {outcome.incident["id"] for outcome in outcomes if outcome.incident}
     others = [incident for incident in incidents if incident["id"] not in expected]
-    told = "; ".join(f"{incident['kind']} {incident['scope']}: {incident['summary']}" for incident in others)
-    return [SceneCheck("nothing else opened", not others, told)]
+    reported = "; ".join(f"{incident['kind']} {incident['scope']}: {incident['summary']}" for incident in others)
+    return [SceneCheck("nothing else opened", not others, reported)]
 
 
 def webhooks(received: Sequence[Received], outcomes: Sequence[SceneResult]) -> list[SceneCheck]:
@@ -164,11 +164,11 @@ def webhooks(received: Sequence[Received], outcomes: Sequence[SceneResult]) -> l
             "all webhooks have a valid signature", not forged, f"{len(received)} received, {len(forged)} not valid"
         )
     ]
-    told = [(webhook.incident, webhook.type, webhook.transition) for webhook in received]
-    doubled = len(told) - len(set(told))
+    reported = [(webhook.incident, webhook.type, webhook.transition) for webhook in received]
+    doubled = len(reported) - len(set(reported))
     results.append(SceneCheck("no webhook was received twice", doubled == 0, f"{doubled} doubled"))
     for kind in ("incident.opened", "incident.resolved"):
-        have = sorted(incident for incident, what, _ in told if what == kind)
+        have = sorted(incident for incident, what, _ in reported if what == kind)
         want = sorted(outcome.incident["id"] for outcome in outcomes if outcome.incident)
         results.append(
             SceneCheck(f"one {kind} webhook for each incident", have == want, f"{len(have)} for {len(want)}")
@@ -185,6 +185,6 @@ def mixed_weights(mixed: Sequence[tuple[str, int]], outcomes: Sequence[SceneResu
         if any(flip is not None and flip.attempt == attempt and step >= flip.step for flip in flips)
     ]
     others = [place for place in mixed if place not in excused]
-    told = ", ".join(f"step {step} of {attempt}" for attempt, step in others[:5])
+    reported = ", ".join(f"step {step} of {attempt}" for attempt, step in others[:5])
     what = "replicas were equal at every step" + (", but for the flipped bit" if flips else "")
-    return [SceneCheck(what, not others, told)]
+    return [SceneCheck(what, not others, reported)]

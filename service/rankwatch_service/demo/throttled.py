@@ -27,9 +27,9 @@ HOT_STEP: Final = 90
 """Steps before, from which it is learned what is usual: half a minute."""
 SLOWNESS: Final = 1.25
 STEP_S: Final = 0.36
-TOLD_LIMIT_S: Final = 160.0
+REPORTED_LIMIT_S: Final = 160.0
 """Limit from the heat to the incident with its cause: throttling is reported after a whole minute of it."""
-STEPS: Final = HOT_STEP + int(TOLD_LIMIT_S / STEP_S)
+STEPS: Final = HOT_STEP + int(REPORTED_LIMIT_S / STEP_S)
 LOOK_S: Final = 0.5
 
 
@@ -84,7 +84,7 @@ class ThrottledJob:
             return
         found = self._service.items("/api/v1/incidents", job=JOB)
         self._look(found)
-        if self._incident is not None or now_s > self._hot_s + TOLD_LIMIT_S:
+        if self._incident is not None or now_s > self._hot_s + REPORTED_LIMIT_S:
             self.results = self._checks(found)
 
     def _train(self) -> None:

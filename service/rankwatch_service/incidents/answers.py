@@ -18,7 +18,7 @@ from rankwatch_service.names import one_line
 _START: Final = re.compile(r"attempt \S+ began(?P<before> after )?")
 """The change that the start of an attempt is (`JobHistory.begin`)."""
 
-CHANGES_TOLD: Final = 2
+CHANGES_REPORTED: Final = 2
 """Changes before the onset that are named; of the others only the number is shown."""
 
 CHANGE_CHARS_MAX: Final = 160
@@ -129,13 +129,15 @@ def changed(changes: Sequence[Mapping[str, Any]], onset_unix_ns: int) -> str:
             return f"training was started again{_at_step(one)}, {earlier}"
         return f"{NOTHING_CHANGED}; training began {earlier}"
     newest = sorted(different.values(), key=lambda one: int(one["unix_ns"]), reverse=True)
-    told = []
-    for one in newest[:CHANGES_TOLD]:
+    reported = []
+    for one in newest[:CHANGES_REPORTED]:
         what = "a checkpoint was saved" if _is_save(one["what"]) else one_line(str(one["what"]))[:CHANGE_CHARS_MAX]
-        told.append(f"{what}{_at_step(one)}, {duration((onset_unix_ns - one['unix_ns']) / 1e9)} before")
-    left = len(newest) - len(told)
+        reported.append(f"{what}{_at_step(one)}, {duration((onset_unix_ns - one['unix_ns']) / 1e9)} before")
+    left = len(newest) - len(reported)
     return (
-        "; ".join(told) + (f"; and {left} more" if left else "") if told else f"{NOTHING_CHANGED} known shortly before"
+        "; ".join(reported) + (f"; and {left} more" if left else "")
+        if reported
+        else f"{NOTHING_CHANGED} known shortly before"
     )
 
 

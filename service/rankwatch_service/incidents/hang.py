@@ -222,8 +222,10 @@ class StackGroups:
         if known is None and len(self._dumps) >= TEXTS_MAX:
             return True
         if known is None or (not dump.get("stack"), rank) < (not known.get("stack"), known["rank"]):
-            told = {name: dump[name] for name in KEPT if name in dump}
-            kept = {name: value[:STACK_CHARS_MAX] if isinstance(value, str) else value for name, value in told.items()}
+            reported = {name: dump[name] for name in KEPT if name in dump}
+            kept = {
+                name: value[:STACK_CHARS_MAX] if isinstance(value, str) else value for name, value in reported.items()
+            }
             native = {"native": known["native"]} if known is not None and "native" in known else {}
             self._dumps[place] = kept | native | {"rank": rank, "lines": _lines(dump.get("lines"))}
         return True
@@ -284,13 +286,15 @@ class StackGroups:
         *others, (most, ranks) = groups
         answered = len(self._place_of)
         who = f"{len(ranks)} of {answered} ranks" if others else f"All {answered} ranks" if answered > 1 else "The rank"
-        told = [f"{who} {self._where(most, 'stands ' if answered == 1 else 'stand ', 'at one place')}"]
-        told += [f"{_named(ranks)} {self._where(place, '', 'elsewhere')}" for place, ranks in others[:OUTLIERS_MAX]]
+        reported = [f"{who} {self._where(most, 'stands ' if answered == 1 else 'stand ', 'at one place')}"]
+        reported += [f"{_named(ranks)} {self._where(place, '', 'elsewhere')}" for place, ranks in others[:OUTLIERS_MAX]]
         if rest := others[OUTLIERS_MAX:]:
-            told.append(f"{_count(sum(len(ranks) for _, ranks in rest), 'rank')} at {_count(len(rest), 'other place')}")
+            reported.append(
+                f"{_count(sum(len(ranks) for _, ranks in rest), 'rank')} at {_count(len(rest), 'other place')}"
+            )
         if answered < asked:
-            told.append(f"no answer of {_count(asked - answered, 'rank')}")
-        return "; ".join(told) + "."
+            reported.append(f"no answer of {_count(asked - answered, 'rank')}")
+        return "; ".join(reported) + "."
 
     def _where(self, place: str, verb: str, otherwise: str) -> str:
         dump = self._dumps.get(place, {})
@@ -339,8 +343,8 @@ def _named(ranks: Sequence[int]) -> str:
 
 def _place(dump: Mapping[str, Any]) -> str:
     """Equal for ranks that stand at the same place; without a place, for equal texts."""
-    told = dump.get("place") or f"{_ADDRESS.sub('', str(dump.get('stack') or ''))} {dump.get('reason')}"
-    return sha256(str(told).encode(errors="replace")).hexdigest()[:16]
+    reported = dump.get("place") or f"{_ADDRESS.sub('', str(dump.get('stack') or ''))} {dump.get('reason')}"
+    return sha256(str(reported).encode(errors="replace")).hexdigest()[:16]
 
 
 def _count(count: int, what: str) -> str:
@@ -417,8 +421,8 @@ class HangEvidence:
         self._changed = [id_ for id_ in changed if id_ not in due]
         self._sent_s |= {id_: now_s for id_ in due if len(self._stacks[id_]) > MANY}
         self.received = [self._received(opened[id_], world_size) for id_ in due]
-        told = [self._told(opened[id_], world_size) for id_ in due]
-        return told + [_unanswered(one) for one in opened.values() if self._is_unanswered(one, now_s)]
+        reported = [self._reported(opened[id_], world_size) for id_ in due]
+        return reported + [_unanswered(one) for one in opened.values() if self._is_unanswered(one, now_s)]
 
     def _is_unanswered(self, incident: Incident, now_s: float) -> bool:
         asked = incident.action_key(STACKS) in incident.actions and any(part.is_open for part in _hung(incident))
@@ -429,7 +433,7 @@ class HangEvidence:
         asked = next((ranks for part in _hung(incident) if (ranks := asked_ranks(part))), [])
         return StacksReceived(incident.command_id(STACKS), len(self._stacks[incident.id]), len(asked) or world_size)
 
-    def _told(self, incident: Incident, world_size: int) -> Update:
+    def _reported(self, incident: Incident, world_size: int) -> Update:
         everybody = any(part.scope == WHOLE_JOB for part in _hung(incident))
         groups = self._stacks[incident.id]
         shown: dict[str, Any] = groups.evidence(world_size if everybody else 0)
@@ -468,8 +472,8 @@ def _hung(incident: Incident) -> list[Part]:
     return [part for part in incident.parts if part.kind is Kind.HANG]
 
 
-def _lines(told: object) -> list[str]:
-    return [str(line)[:OUTPUT_CHARS_MAX] for line in told[-OUTPUT_LINES_MAX:]] if isinstance(told, list) else []
+def _lines(reported: object) -> list[str]:
+    return [str(line)[:OUTPUT_CHARS_MAX] for line in reported[-OUTPUT_LINES_MAX:]] if isinstance(reported, list) else []
 
 
 def _asking(answer: Occurrence, incidents: Sequence[Incident]) -> Incident | None:

@@ -314,8 +314,8 @@ class Incident:
     @property
     def cost_gpu_hours_per_hour(self) -> float | None:
         """What it costs, as detectors estimate, such as that of a slow rank whose device is the cause."""
-        told = [part.cost_gpu_hours_per_hour for part in self.parts if part.is_open]
-        return max((cost for cost in (*told, _cost(self.evidence)) if cost is not None), default=None)
+        reported = [part.cost_gpu_hours_per_hour for part in self.parts if part.is_open]
+        return max((cost for cost in (*reported, _cost(self.evidence)) if cost is not None), default=None)
 
     @property
     def goes_on(self) -> bool:

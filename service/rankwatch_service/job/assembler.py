@@ -320,11 +320,11 @@ class Assembler:
     def _learn_step_time(self, frame: Frame) -> None:
         if "step_time_s" not in frame.values:
             return
-        told = frame.values["step_time_s"][frame.present["step_time_s"]]
+        reported = frame.values["step_time_s"][frame.present["step_time_s"]]
         if not frame.finite:
-            told = told[np.isfinite(told)]
-        if len(told):
-            newest = float(np.add.reduce(told)) / len(told)
+            reported = reported[np.isfinite(reported)]
+        if len(reported):
+            newest = float(np.add.reduce(reported)) / len(reported)
             before = newest if self.step_time_s is None else self.step_time_s
             self.step_time_s = before + STEP_TIME_WEIGHT * (newest - before)
 

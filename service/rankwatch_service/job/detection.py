@@ -418,14 +418,14 @@ class DetectionPipeline:
         findings = answer.findings
         if not self._tuning.is_default:
             findings = [self._with_version(finding) for finding in findings]
-        told = self.correlator.evaluate(findings, topology_state) if findings else []
+        reported = self.correlator.evaluate(findings, topology_state) if findings else []
         if findings:
-            explain(told, [*answer.reasons, *map(by_deadline, filter(has_deadline, findings))])
+            explain(reported, [*answer.reasons, *map(by_deadline, filter(has_deadline, findings))])
         if isinstance(observation, Frame) and observation.family == "steps" and not observation.late:
-            told += self.correlator.progress(observation.attempt, observation.step, observation.time_s)
+            reported += self.correlator.progress(observation.attempt, observation.step, observation.time_s)
         if isinstance(observation, Tick):
-            told += self.correlator.resolve_ended(observation.now_s)
-        return told, answer.failures
+            reported += self.correlator.resolve_ended(observation.now_s)
+        return reported, answer.failures
 
     def _ruled(self, start: AttemptStart) -> AttemptStart:
         """The start of an attempt with the rules in force."""

@@ -141,10 +141,10 @@ class DeviceBoard:
         for slot in sorted(self._open):
             if (slot + 1) * SLOT_S + CLOSE_AFTER_S > now_s:
                 break
-            if told := self._open.pop(slot):
+            if reported := self._open.pop(slot):
                 if len(self._named) < len(self._devices):
                     self._named = tuple((device.host, device.uuid) for device in self._devices.values())
-                read = {name: _fitted(sums, counts, len(self._named)) for name, (sums, counts) in told.items()}
+                read = {name: _fitted(sums, counts, len(self._named)) for name, (sums, counts) in reported.items()}
                 values = {name: sums / np.maximum(counts, 1) for name, (sums, counts) in read.items()}
                 present = {name: counts > 0 for name, (_, counts) in read.items()}
                 yield DeviceCounters(slot, now_s, self._named, values, present, self._kind)

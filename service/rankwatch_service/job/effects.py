@@ -60,8 +60,8 @@ class FeedEntry:
 def brief(transition: Transition) -> dict[str, Any]:
     """The event of the feed for a change of an incident."""
     incident = transition.incident
-    told = {"id": incident.id, "kind": str(incident.kind), "state": incident.state}
-    return told | {"what": str(transition.what), "severity": str(incident.severity)}
+    reported = {"id": incident.id, "kind": str(incident.kind), "state": incident.state}
+    return reported | {"what": str(transition.what), "severity": str(incident.severity)}
 
 
 @dataclass(slots=True)

@@ -51,7 +51,7 @@ class _Interval:
     first: int
     last: int
     since_s: float
-    told: bool
+    reported: bool
 
 
 @dataclass(slots=True)
@@ -93,11 +93,11 @@ class GapTracker:
             if seq > 0:
                 # The stream may begin in the middle of a sender's messages: earlier ones are not lost, and are used if
                 # they come.
-                sender.intervals.append(_Interval(0, seq - 1, now_s, told=True))
+                sender.intervals.append(_Interval(0, seq - 1, now_s, reported=True))
             return Arrival.NEW
         if seq > sender.newest:
             if seq > sender.newest + 1:
-                sender.intervals.append(_Interval(sender.newest + 1, seq - 1, now_s, told=False))
+                sender.intervals.append(_Interval(sender.newest + 1, seq - 1, now_s, reported=False))
             sender.newest = seq
             return Arrival.NEW
         return Arrival.LATE if _fill(sender, seq) else Arrival.REPEATED
@@ -110,8 +110,8 @@ class GapTracker:
                 missing = 0
                 surplus = len(sender.intervals) - INTERVALS_MAX
                 for index, interval in enumerate(sender.intervals):
-                    if not interval.told and (index < surplus or now_s - interval.since_s >= GAP_WAIT_S):
-                        interval.told = True
+                    if not interval.reported and (index < surplus or now_s - interval.since_s >= GAP_WAIT_S):
+                        interval.reported = True
                         missing += interval.last - interval.first + 1
                 if surplus > 0:
                     del sender.intervals[:surplus]
@@ -123,7 +123,7 @@ class GapTracker:
         """Everything, as JSON types."""
         return {
             host: {
-                boot: [sender.newest, [[i.first, i.last, i.since_s, i.told] for i in sender.intervals]]
+                boot: [sender.newest, [[i.first, i.last, i.since_s, i.reported] for i in sender.intervals]]
                 for boot, sender in boots.items()
             }
             for host, boots in self._hosts.items()
@@ -144,8 +144,8 @@ def _fill(sender: _Sender, seq: int) -> bool:
     for index, interval in enumerate(sender.intervals):
         if interval.first <= seq <= interval.last:
             rest = [
-                _Interval(interval.first, seq - 1, interval.since_s, interval.told),
-                _Interval(seq + 1, interval.last, interval.since_s, interval.told),
+                _Interval(interval.first, seq - 1, interval.since_s, interval.reported),
+                _Interval(seq + 1, interval.last, interval.since_s, interval.reported),
             ]
             sender.intervals[index : index + 1] = [part for part in rest if part.first <= part.last]
             return True

@@ -142,12 +142,12 @@ class JobHistory:
             The ledger entries that changed.
         """
         try:
-            told = msgspec.convert(dict(occurrence.fields), _Saved, strict=False)
-            tier = CheckpointTier(told.tier)
+            reported = msgspec.convert(dict(occurrence.fields), _Saved, strict=False)
+            tier = CheckpointTier(reported.tier)
         except (msgspec.ValidationError, ValueError):
             self.counts["checkpoint_saved"] += 1
             return []
-        if occurrence.step is None or not 0 <= told.seconds < 1e9:
+        if occurrence.step is None or not 0 <= reported.seconds < 1e9:
             self.counts["checkpoint_saved"] += 1
             return []
         rank = occurrence.rank
@@ -159,15 +159,15 @@ class JobHistory:
             step=occurrence.step,
             rank=rank,
             tier=tier,
-            location="" if tier is CheckpointTier.MEMORY else told.location,
-            seconds=told.seconds,
-            bytes=max(told.bytes, 0),
+            location="" if tier is CheckpointTier.MEMORY else reported.location,
+            seconds=reported.seconds,
+            bytes=max(reported.bytes, 0),
             at_unix_ns=unix_ns(occurrence.time_s),
         )
         if why := self._outside(shard, topology_state.checkpoint_roots):
             self.counts["checkpoint_location"] += 1
             return self.ledger.refused(shard, why)
-        changed = self.ledger.saved(shard, topology_state.shards_expected(max(told.shards, 0)))
+        changed = self.ledger.saved(shard, topology_state.shards_expected(max(reported.shards, 0)))
         for entry in changed:
             if entry.verdict is Verdict.UNPROVEN and tier is not CheckpointTier.MEMORY:
                 self.note(save_text(entry.id), entry.step, occurrence.time_s)
@@ -207,8 +207,8 @@ class JobHistory:
                 return ""
         except ValueError as error:
             return f"its location cannot be used: {error}"
-        told = ", ".join(sorted(roots)[:ROOTS_SHOWN]) or "none is known yet"
-        return f"its location is not below a checkpoint root of the job ({told})"
+        reported = ", ".join(sorted(roots)[:ROOTS_SHOWN]) or "none is known yet"
+        return f"its location is not below a checkpoint root of the job ({reported})"
 
     def gone(self, occurrence: Occurrence) -> list[LedgerEntry]:
         """Mark the checkpoint that a rank or an agent misses as gone, or a launch's captures if a process has ended.
@@ -219,11 +219,11 @@ class JobHistory:
         if occurrence.kind == "process_exit":
             launch = launch_of(occurrence.attempt)
             return [] if occurrence.rank is None else self.ledger.process_ended(launch, occurrence.rank)
-        told = occurrence.fields.get("checkpoint"), occurrence.fields.get("reason", "")
-        if not all(isinstance(text, str) for text in told):
+        reported = occurrence.fields.get("checkpoint"), occurrence.fields.get("reason", "")
+        if not all(isinstance(text, str) for text in reported):
             self.counts["checkpoint_gone"] += 1
             return []
-        checkpoint, reason = map(str, told)
+        checkpoint, reason = map(str, reported)
         who = f"host {occurrence.host}" if occurrence.rank is None else f"rank {occurrence.rank}"
         return self.ledger.lost(checkpoint, f"{who}: {reason}")
 

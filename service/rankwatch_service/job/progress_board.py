@@ -52,15 +52,15 @@ class ProgressBoard:
             (rank, state) of each rank that has left or exited since its last block.
         """
         world_size = self.world_size
-        told = [(block, batch) for batch in batches for block in batch.progress if block.rank < world_size]
-        if not told:
+        reported = [(block, batch) for batch in batches for block in batch.progress if block.rank < world_size]
+        if not reported:
             return []
-        known = [block for block, _ in told]
+        known = [block for block, _ in reported]
         ranks = np.array([block.rank for block in known], dtype=np.intp)
         self._reported[ranks] = True
         self._floats["received_s"][ranks] = now_s
         # Of several blocks of one rank the last counts, since NumPy assigns in order. A sender may leave its time 0.
-        self._floats["sent_s"][ranks] = [batch.sent_unix_ns / 1e9 or now_s for _, batch in told]
+        self._floats["sent_s"][ranks] = [batch.sent_unix_ns / 1e9 or now_s for _, batch in reported]
         for name, column in (self._floats | self._ints).items():
             if name not in TIMES:
                 column[ranks] = list(map(attrgetter(name), known))
@@ -122,8 +122,8 @@ class ProgressBoard:
 
     def any_in(self, phases: Collection[str]) -> bool:
         """Whether any rank that has neither left nor exited is in one of these phases."""
-        told = zip(self._texts["phase"], self._texts["state"], strict=True)
-        return any(phase in phases and state not in GONE_STATES for phase, state in told)
+        reported = zip(self._texts["phase"], self._texts["state"], strict=True)
+        return any(phase in phases and state not in GONE_STATES for phase, state in reported)
 
     def presence(self) -> Presence:
         """A copy for the detectors."""

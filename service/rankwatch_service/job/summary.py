@@ -148,8 +148,8 @@ class SummaryBuilder:
             first = self._steps.get(frame.attempt, [frame.step])[0]
             self._steps[frame.attempt] = [first, frame.step]
         if "loss" in frame.values:
-            told = frame.values["loss"][frame.present["loss"]]
-            self._loss = as_json(float(np.mean(told))) if len(told) else None
+            reported = frame.values["loss"][frame.present["loss"]]
+            self._loss = as_json(float(np.mean(reported))) if len(reported) else None
 
     def attempt_started(self, start: AttemptStart, topology_state: TopologyState, now_s: float) -> AttemptChange:
         """The change of an attempt that starts, or whose topology became better known."""

@@ -113,7 +113,7 @@ class TopologyState:
     @property
     def world_size(self) -> int:
         """As reported; before any report, the highest rank seen + 1."""
-        return max(self._told, self._highest + 1)
+        return max(self._reported, self._highest + 1)
 
     @property
     def accelerated(self) -> bool:
@@ -127,7 +127,7 @@ class TopologyState:
         return bool(self._infos) and len(self._infos) == self.world_size
 
     @property
-    def _told(self) -> int:
+    def _reported(self) -> int:
         return next((info.world_size for info in self._infos.values()), 0)
 
     @property
@@ -142,8 +142,8 @@ class TopologyState:
     @property
     def can(self) -> frozenset[str]:
         """The actions that every rank supports."""
-        told = [frozenset(info.can) for info in self._infos.values()]
-        return frozenset.intersection(*told) if told else frozenset()
+        reported = [frozenset(info.can) for info in self._infos.values()]
+        return frozenset.intersection(*reported) if reported else frozenset()
 
     @property
     def checkpoint_roots(self) -> Collection[str]:
@@ -172,14 +172,14 @@ class TopologyState:
     def learn(self, infos: Iterable[wire.RankInfo]) -> bool:
         """Add rank infos; return whether the topology changed. An info with another world size is ignored."""
         changed = False
-        for told in infos:
-            if self._infos and told.world_size != self._told:
+        for reported in infos:
+            if self._infos and reported.world_size != self._reported:
                 continue
-            if told.parameters and not self._parameters:
-                self._parameters, changed = told.parameters, True
-            before = self._infos.get(told.rank)
-            changed |= before is None or _topology(before) != _topology(told)
-            self._take(told)
+            if reported.parameters and not self._parameters:
+                self._parameters, changed = reported.parameters, True
+            before = self._infos.get(reported.rank)
+            changed |= before is None or _topology(before) != _topology(reported)
+            self._take(reported)
         return changed
 
     @property
@@ -209,8 +209,8 @@ class TopologyState:
 
     def devices_of(self, ranks: Iterable[int]) -> list[str]:
         """Device UUIDs of these ranks, each once, in the order of the ranks."""
-        told = (self._infos[rank].device_uuid for rank in ranks if rank in self._infos)
-        return list(dict.fromkeys(device for device in told if device))
+        reported = (self._infos[rank].device_uuid for rank in ranks if rank in self._infos)
+        return list(dict.fromkeys(device for device in reported if device))
 
     def host_id_of(self, rank: int) -> str:
         """The id of the host of this rank (`signed.host_of`); empty if its agent has not enrolled."""
@@ -315,8 +315,8 @@ def _without_parameters(info: wire.RankInfo) -> wire.RankInfo:
     return msgspec.structs.replace(info, parameters=()) if info.parameters else info
 
 
-def _plain_roots(told: Iterable[str]) -> Iterator[str]:
+def _plain_roots(reported: Iterable[str]) -> Iterator[str]:
     """The valid ones of an agent's roots in their plain form, at most `ROOTS_MAX`."""
-    for text in tuple(told)[:ROOTS_MAX]:
+    for text in tuple(reported)[:ROOTS_MAX]:
         with suppress(ValueError):
             yield checkpoint_root(text)

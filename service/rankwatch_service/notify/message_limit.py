@@ -23,7 +23,7 @@ NEW_CAUSES_PER_HOUR: Final = 12
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _Reported:
     """One message, whatever the number of its receivers."""
 
     at_unix_ns: int
@@ -38,7 +38,7 @@ class MessageLimit:
     """What receivers were recently notified of for one job, by kind."""
 
     def __init__(self) -> None:
-        self._told: dict[str, list[_Told]] = {}
+        self._reported: dict[str, list[_Reported]] = {}
         self._held: dict[str, Counter[str]] = {}
         """Messages that were held back since one of that kind was sent, by kind and incident."""
         self.waiting: list[str] = []
@@ -56,18 +56,18 @@ class MessageLimit:
             announcement: of the change.
             now_unix_ns: the time of the change, or when it is looked at again.
         """
-        told = self._lately(announcement.labels["kind"], now_unix_ns)
-        new = sum(one.is_new for one in told)
-        if _is_new(told, announcement):
+        notified = self._lately(announcement.labels["kind"], now_unix_ns)
+        new = sum(one.is_new for one in notified)
+        if _is_new(notified, announcement):
             return new < NEW_CAUSES_PER_HOUR
-        return len(told) - new < MESSAGES_PER_HOUR
+        return len(notified) - new < MESSAGES_PER_HOUR
 
     def record_sent(self, announcement: Announcement, now_unix_ns: int) -> None:
         """Record that receivers are notified."""
         kind = announcement.labels["kind"]
-        told = self._lately(kind, now_unix_ns)
+        notified = self._lately(kind, now_unix_ns)
         about = (announcement.incident_id, _gravity(announcement), list(announcement.places))
-        self._told[kind] = [*told, _Told(now_unix_ns, *about, _is_new(told, announcement))]
+        self._reported[kind] = [*notified, _Reported(now_unix_ns, *about, _is_new(notified, announcement))]
         self._held.pop(kind, None)
         self.drop(announcement.incident_id)
 
@@ -82,32 +82,32 @@ class MessageLimit:
         """Forget messages that are held back about an incident: nobody needs them any more."""
         self.waiting = [one for one in self.waiting if one != incident_id]
 
-    def _lately(self, kind: str, now_unix_ns: int) -> list[_Told]:
-        return [one for one in self._told.get(kind, ()) if now_unix_ns - one.at_unix_ns < HOUR_NS]
+    def _lately(self, kind: str, now_unix_ns: int) -> list[_Reported]:
+        return [one for one in self._reported.get(kind, ()) if now_unix_ns - one.at_unix_ns < HOUR_NS]
 
     def state(self) -> dict[str, Any]:
         """The state to store, in JSON types."""
-        told = {kind: [asdict(one) for one in all_] for kind, all_ in self._told.items()}
+        notified = {kind: [asdict(one) for one in all_] for kind, all_ in self._reported.items()}
         held = {kind: dict(counts) for kind, counts in self._held.items()}
-        return {"told": told, "held": held, "waiting": list(self.waiting)}
+        return {"told": notified, "held": held, "waiting": list(self.waiting)}
 
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> MessageLimit:
         """The limit of which `state` returned this."""
         limit = cls()
-        limit._told = {kind: [_Told(**one) for one in all_] for kind, all_ in state["told"].items()}
+        limit._reported = {kind: [_Reported(**one) for one in all_] for kind, all_ in state["told"].items()}
         limit._held = {kind: Counter(counts) for kind, counts in state["held"].items()}
         limit.waiting = list(state["waiting"])
         return limit
 
 
-def _is_new(told: list[_Told], announcement: Announcement) -> bool:
+def _is_new(notified: list[_Reported], announcement: Announcement) -> bool:
     """Whether a message reports a new cause, or the end of an incident that did; the first of an hour has none."""
     if announcement.type == MESSAGE_TYPES["resolved"]:
-        return any(one.is_new and one.incident == announcement.incident_id for one in told)
-    known = {place for one in told for place in one.places}
-    graver = _gravity(announcement) > max((one.gravity for one in told), default=len(GRAVITY))
-    return graver or bool(told and not known.issuperset(announcement.places))
+        return any(one.is_new and one.incident == announcement.incident_id for one in notified)
+    known = {place for one in notified for place in one.places}
+    graver = _gravity(announcement) > max((one.gravity for one in notified), default=len(GRAVITY))
+    return graver or bool(notified and not known.issuperset(announcement.places))
 
 
 def _gravity(announcement: Announcement) -> int:

@@ -72,7 +72,7 @@ class Situation:
     announcement: Announcement
     silences: Sequence[Silence]
     """In force."""
-    told: Collection[str]
+    notified: Collection[str]
     """Names of the receivers that were notified of the incident before."""
     limit: MessageLimit
     """Message limit of the job."""
@@ -94,8 +94,8 @@ def introduced(situation: Situation, notifications: Sequence[Notification]) -> l
     end.
     """
     is_over = situation.announcement.type == RESOLVED
-    known = [one for one in notifications if one.receiver.name in situation.told]
-    new = [one for one in notifications if one.receiver.name not in situation.told and not is_over]
+    known = [one for one in notifications if one.receiver.name in situation.notified]
+    new = [one for one in notifications if one.receiver.name not in situation.notified and not is_over]
     return known + [replace(one, type=OPENED) for one in new]
 
 

@@ -112,7 +112,7 @@ class _Routing:
             models.MessageLimitRow,
         )
         is_newest = ~exists().where(newer.incident_id == row.incident_id, newer.command_id == "", newer.id > row.id)
-        is_told = exists().where(*_told(row.incident_id)).label("is_told")
+        is_told = exists().where(*_reported(row.incident_id)).label("is_told")
         columns = [column for column in row.__table__.columns if column.name != "data"]
         query = (
             select(*columns, incident.state, incident.evidence, limit.state.label("limit"), is_told)
@@ -178,9 +178,11 @@ class _Routing:
         """Write the notifications to the outbox; returns their states."""
         is_command = bool(announcement.command_id)
         limit = MessageLimit() if is_command else self._limit(announcement.job)
-        told = set(self._connection.scalars(select(models.Outbox.receiver).where(*_told(announcement.incident_id))))
+        notified = set(
+            self._connection.scalars(select(models.Outbox.receiver).where(*_reported(announcement.incident_id)))
+        )
         silences = silences_at(self._connection, now_unix_ns)
-        situation = Situation(announcement, silences, told, limit, now_unix_ns)
+        situation = Situation(announcement, silences, notified, limit, now_unix_ns)
         held_before = 0 if is_command else limit.held(announcement)
         rows = [row for receiver in self._receivers for row in _rows_for(receiver, situation, held_before)]
         if rows:
@@ -216,7 +218,7 @@ _SENT: Final = ("body", "state", "next_try_unix_ns", "created_unix_ns")
 """Columns of a notification that was held back which change when it is released."""
 
 
-def _told(incident_id: Any) -> tuple[ColumnElement[bool], ...]:
+def _reported(incident_id: Any) -> tuple[ColumnElement[bool], ...]:
     """Of the outbox: the notifications that have notified their receivers of an incident, or will."""
     row = models.Outbox
     return row.incident_id == incident_id, row.command_id == "", row.state.not_in(UNTOLD)

@@ -54,8 +54,11 @@ def acceptance(standing: Iterable[Part], attempt: str, now_s: float) -> Occurren
         now_s: stream time.
     """
     parts = list(standing)
-    told = {"kinds": sorted({str(part.kind) for part in parts}), "scopes": sorted({str(part.scope) for part in parts})}
-    return Occurrence("accepted", attempt, "", now_s, None, None, told)
+    reported = {
+        "kinds": sorted({str(part.kind) for part in parts}),
+        "scopes": sorted({str(part.scope) for part in parts}),
+    }
+    return Occurrence("accepted", attempt, "", now_s, None, None, reported)
 
 
 HISTORY_S: Final = 3_600.0
@@ -207,9 +210,9 @@ class Responder:
         if decision.withheld:
             return [replace(command, action=decision.action, refused_because=decision.reason)]
         self.history.append(PastAction(decision.action, unix_ns(situation.now_s)))
-        told = {name: incident.suggestion.get(name) for name in ("action", "checkpoint", "cost_gpu_hours", "mode")}
-        told |= {"reason": decision.reason, "unix_ns": command.requested_unix_ns, "approval": approval}
-        incident.suggestion["policy"] |= {"ordered": told | {"action": decision.action}}
+        reported = {name: incident.suggestion.get(name) for name in ("action", "checkpoint", "cost_gpu_hours", "mode")}
+        reported |= {"reason": decision.reason, "unix_ns": command.requested_unix_ns, "approval": approval}
+        incident.suggestion["policy"] |= {"ordered": reported | {"action": decision.action}}
         return [command]
 
     def _command(

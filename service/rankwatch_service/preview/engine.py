@@ -171,11 +171,11 @@ def _table(
     ranks = max(one.shape[1] for one in cells.values())
     step = np.arange(steps) + number * CHUNK_STEPS
     inside = (step >= wanted.first) & (step <= wanted.last)
-    told = np.zeros((steps, ranks), dtype=np.bool_)
+    reported = np.zeros((steps, ranks), dtype=np.bool_)
     for one in cells.values():
-        told[: len(one), : one.shape[1]] |= ~absent(one)
-    told &= inside[:, None]
-    at, rank = np.nonzero(told)
+        reported[: len(one), : one.shape[1]] |= ~absent(one)
+    reported &= inside[:, None]
+    at, rank = np.nonzero(reported)
     here = [places.get(one, {}) for one in range(ranks)]
     table: dict[str, Any] = {"attempt": np.full(len(at), attempt, dtype=object), "step": step[at], "rank": rank}
     for name in HARDWARE:

@@ -25,11 +25,11 @@ class ForeignFile:
         """
         self.path = str(path)
         self._reader = reader
-        told, _ = self._ask("open", str(path.absolute()), sorted({*mapping, *mapping.values()}))
-        self.names: list[str] = told["names"]
-        self.left_out: list[str] = told["left_out"]
-        self.total: int = told["total"]
-        self._index: int = told["index"]
+        reported, _ = self._ask("open", str(path.absolute()), sorted({*mapping, *mapping.values()}))
+        self.names: list[str] = reported["names"]
+        self.left_out: list[str] = reported["left_out"]
+        self.total: int = reported["total"]
+        self._index: int = reported["index"]
 
     def batches(self) -> Iterator[tuple[Any, int]]:
         """See `FileSource.batches`.
@@ -38,19 +38,19 @@ class ForeignFile:
             ReplayError: a part of the file cannot be read, or the reader ends.
         """
         while True:
-            told, body = self._ask("next", self._index)
-            if told["done"] is None:
+            reported, body = self._ask("next", self._index)
+            if reported["done"] is None:
                 return
-            yield pa.ipc.open_stream(body).read_next_batch(), told["done"]
+            yield pa.ipc.open_stream(body).read_next_batch(), reported["done"]
 
     def _ask(self, *question: object) -> tuple[Any, bytes]:
         try:
-            told, body = self._reader.ask(*question)
+            reported, body = self._reader.ask(*question)
         except ReaderEndedError as error:
             raise ReplayError(self.path, str(error)) from error
-        if "wrong" in told:
-            raise ReplayError(self.path, *told["wrong"])
-        return told, body
+        if "wrong" in reported:
+            raise ReplayError(self.path, *reported["wrong"])
+        return reported, body
 
 
 class _Files:
@@ -69,8 +69,8 @@ class _Files:
 
     def _opened(self, source: FileSource) -> Any:
         self._open.append(source.batches())
-        told = {"names": source.names, "left_out": source.left_out, "total": source.total}
-        return told | {"index": len(self._open) - 1}
+        reported = {"names": source.names, "left_out": source.left_out, "total": source.total}
+        return reported | {"index": len(self._open) - 1}
 
     def _next(self, index: int) -> tuple[Any, Any]:
         batch, done = next(self._open[index], (None, None))

@@ -62,11 +62,11 @@ class Timeline:
 
     def of(self, rows: RowBlock) -> Floats:
         """Seconds of each row, from the file's own origin where it has times, otherwise from 0."""
-        times = _on_time(rows, self._told(rows.time_s)) if rows.time_s is not None else self._counted(rows)
+        times = _on_time(rows, self._reported(rows.time_s)) if rows.time_s is not None else self._counted(rows)
         self._now_s = float(times[-1])
         return times
 
-    def _told(self, time_s: Floats) -> Floats:
+    def _reported(self, time_s: Floats) -> Floats:
         here = np.isfinite(time_s)
         index = np.maximum.accumulate(np.where(here, np.arange(len(time_s)), -1))
         start = 0.0 if self._now_s is None else self._now_s - self._offset_s
@@ -95,14 +95,14 @@ class Timeline:
         seconds = np.zeros(len(new))
         if "step_time_s" in names and len(begins):
             index = names.index("step_time_s")
-            told = records.values[index][begins]
+            reported = records.values[index][begins]
             usable = _usable(rows, index)[begins]
-            measured = np.concatenate((self._measured_s, told[usable]))
+            measured = np.concatenate((self._measured_s, reported[usable]))
             # A step that took ten times as long is no estimate for a step without a step time.
             typical = np.nan_to_num(np.fmin(measured[1:], measured[:-1]), nan=STEP_S)
-            told = np.where(usable, told, typical[np.cumsum(usable)])
+            reported = np.where(usable, reported, typical[np.cumsum(usable)])
             self._measured_s = measured[-2:]
-            seconds[begins] = np.minimum(told, STEP_S_MAX)
+            seconds[begins] = np.minimum(reported, STEP_S_MAX)
         else:
             seconds[begins] = STEP_S
         return (self._now_s or 0.0) + np.cumsum(seconds)

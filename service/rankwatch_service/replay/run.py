@@ -105,7 +105,7 @@ def _joined(parts: Sequence[RowBlock], done: int) -> RowBlock:
         for text, at in part.attempts:
             codes[begin + at : begin + size] = known.setdefault(text, len(known))
         begin += size
-    times = None if parts[0].time_s is None else np.concatenate([_told(part.time_s) for part in parts])
+    times = None if parts[0].time_s is None else np.concatenate([_reported(part.time_s) for part in parts])
     joined = Records(
         step=np.concatenate([part.records.step for part in parts]),
         rank=np.concatenate([part.records.rank for part in parts]),
@@ -135,7 +135,7 @@ def _joined(parts: Sequence[RowBlock], done: int) -> RowBlock:
     )
 
 
-def _told(time_s: Floats | None) -> Floats:
+def _reported(time_s: Floats | None) -> Floats:
     assert time_s is not None
     return time_s
 
@@ -233,9 +233,9 @@ def replay(
     player = Player()
     for together in _together(_observations(readers, player, until_step, outcome, progress), player):
         for pipeline, known_ones in zip(pipelines, outcome.incidents, strict=True):
-            for told, failures in _judged(pipeline, together):
+            for reported, failures in _judged(pipeline, together):
                 outcome.failures += [f"{failure.detector}: {failure.error}" for failure in failures]
-                for news in told:
+                for news in reported:
                     if news.what is TransitionKind.OPENED and not any(one is news.incident for one in known_ones):
                         known_ones.append(news.incident)
     for pipeline in pipelines:

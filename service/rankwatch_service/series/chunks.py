@@ -89,8 +89,8 @@ def encoded(block: Block, times: bool) -> list[bytes]:
         escapes = cells[:0, 0]
         if not kept.all():
             gone = np.zeros_like(kept) if missing is None else missing[index]
-            told = ~kept & ~gone
-            escapes = cells[told]
+            reported = ~kept & ~gone
+            escapes = cells[reported]
             lowest = -(1 << (8 * size - 1))
             code = np.where(kept, code, np.where(gone, lowest, lowest + 1))
         planes = np.ascontiguousarray(_zigzag(code.astype(f"<i{size}")).view(np.uint8).reshape(-1, size).T)

@@ -229,8 +229,8 @@ class StepTimes:
         ends = {one.attempt: one.last_step for one in known}
         for row in written:
             end = (row.chunk + 1) * steps - 1
-            if (told := ends.get(row.attempt)) is not None:
-                end = min(end, told)
+            if (reported := ends.get(row.attempt)) is not None:
+                end = min(end, reported)
             self._moments.setdefault(row.attempt, {})[end] = row.at_unix_ns
 
     def of(self, attempt: str, step: Ints) -> Ints:

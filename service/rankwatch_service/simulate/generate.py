@@ -117,7 +117,7 @@ class _Player:
 
     def _train(self) -> Iterator[Observation]:
         self.step_since_s = self.now_s
-        yield from self._told_of_devices()
+        yield from self._reported_of_devices()
         steps, values, seconds = self._rows()
         self.cpu_s += steps["busy_s"]
         yield from self._let_pass(seconds, "backward", ())
@@ -357,16 +357,16 @@ class _Player:
             doing=("",) * ranks,
         )
 
-    def _told_of_devices(self) -> Iterator[Occurrence]:
+    def _reported_of_devices(self) -> Iterator[Occurrence]:
         for error in [error for error in self.xids if error.at_step == self.step]:
             self.xids.remove(error)
             yield self._of_device("device_error", error.rank, xid=error.xid, text="")
         for throttle in self.disturbances.throttles:
             until_step = self.job.steps if throttle.until_step is None else throttle.until_step
             if throttle.from_step <= self.step < until_step:
-                began_s, told = self.throttled.setdefault(throttle, (self.now_s, 0))
+                began_s, reported = self.throttled.setdefault(throttle, (self.now_s, 0))
                 minutes = int((self.now_s - began_s) // 60)
-                if minutes > told:
+                if minutes > reported:
                     self.throttled[throttle] = began_s, minutes
                     yield self._of_device("device_throttled", throttle.rank, minutes=min(minutes, 10), reasons=["heat"])
             elif self.throttled.pop(throttle, None) is not None:

@@ -222,9 +222,9 @@ def times(default: str) -> Parameter:
     return Parameter("factor", number(0.0), "times the usual", default)
 
 
-def count(told: str = "number of steps", default: str = "1") -> Parameter:
+def count(reported: str = "number of steps", default: str = "1") -> Parameter:
     """A number of steps."""
-    return Parameter("steps", integer(1), told, default)
+    return Parameter("steps", integer(1), reported, default)
 
 
 def every(default: str) -> Parameter:
@@ -237,9 +237,9 @@ def lasting(default: str, name: str = "seconds") -> Parameter:
     return Parameter(name, number(0.0, SECONDS_MAX), "duration", default)
 
 
-def share(name: str, told: str, default: str) -> Parameter:
+def share(name: str, reported: str, default: str) -> Parameter:
     """A share of the step time, at most one half."""
-    return Parameter(name, number(0.0, 0.5), told, default)
+    return Parameter(name, number(0.0, 0.5), reported, default)
 
 
 def rarely(default: str) -> Parameter:

@@ -172,8 +172,8 @@ def _incidents(connection: Connection, effects: Effects) -> None:
         connection.execute(insert(Announcement), announcements)
     for entry in effects.host_incidents:
         row = host_record_row(entry)
-        told = [name for name in row if name != "host_id"]  # a later host of its name may have its record by now
-        connection.execute(upsert(connection, HostRecord, told), row)
+        reported = [name for name in row if name != "host_id"]  # a later host of its name may have its record by now
+        connection.execute(upsert(connection, HostRecord, reported), row)
 
 
 def _commands(connection: Connection, effects: Effects, now_unix_ns: int) -> None:

@@ -93,8 +93,8 @@ def test_an_introduction_carries_who_the_rank_is() -> None:
     identity |= {"device_type": "cuda", "switch": "leaf-1", "optimizers": 2, "lockstep": False}
     batch_builder.introduce(rank(2, parameters=["w", "b"], replicated=True, **identity), ("/ckpt",))
     batch_builder.introduce(rank(3, world_size=4), ())
-    told, untold = sent(batch_builder).ranks
-    assert told == wire.RankInfo(
+    reported, untold = sent(batch_builder).ranks
+    assert reported == wire.RankInfo(
         2, 4, 1, "n", "", 1_002, tp=1, parameters=("w", "b"), replicated=True, can=("pause",), optimizers=2,
         checkpoint_roots=("/ckpt",), checkpoint_shards=1, device_type="cuda", switch="leaf-1", lockstep=False,
     )  # fmt: skip
@@ -125,7 +125,7 @@ def test_a_draft_is_full_before_stacks_and_parameter_names_make_the_message_too_
     count = 0
     while not batch_builder.full:
         batch_builder.introduce(rank(count, parameters=names), ())
-        batch_builder.tell(wire.Event("stack_dump", 1, count, fields={"stack": "x" * 65_536}))
+        batch_builder.add_event(wire.Event("stack_dump", 1, count, fields={"stack": "x" * 65_536}))
         count += 1
     assert 1 < count < 10
     assert len(batch_builder.encoded_batch(SenderIdentity("h"), 5).body) < wire.BATCH_BYTES_MAX / 2

@@ -257,9 +257,9 @@ def test_links_are_followed_and_a_url_is_compared_as_text_alone(world, ckpt, mon
     monkeypatch.chdir(ckpt.parent)
     world.rank(root.replace("HERE", str(ckpt.parent)))
     monkeypatch.chdir("/")
-    told = world.why_not(location.replace("HERE", str(ckpt.parent)))
-    assert why in told
-    assert bool(told) == bool(why)
+    reported = world.why_not(location.replace("HERE", str(ckpt.parent)))
+    assert why in reported
+    assert bool(reported) == bool(why)
 
 
 def test_the_next_agent_knows_them_before_the_next_launch_has_saved_anything(world: World, ckpt: Path) -> None:
@@ -393,10 +393,10 @@ def test_a_folder_that_is_deleted_with_all_saves_in_it_takes_them_along(host: Ho
 
 def test_what_is_advised_for_a_relaunch_is_watched_whoever_saved_it(host: Host) -> None:
     (host.folder / "earlier").mkdir()
-    for looks, told in ((2, []), (5, ["local:k.0:4"]), (5, [])):
+    for looks, reported in ((2, []), (5, ["local:k.0:4"]), (5, [])):
         host.saved.advise(wire.ResumeAdvice("gpt", "local:k.0:4", "earlier", 4))
-        assert host.missing(looks) == told
-        if not told and (host.folder / "earlier").exists():
+        assert host.missing(looks) == reported
+        if not reported and (host.folder / "earlier").exists():
             os.rmdir(host.folder / "earlier")
 
 

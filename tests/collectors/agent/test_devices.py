@@ -68,7 +68,7 @@ def taken(sampler: DeviceSampler) -> list[DeviceSample]:
     return found
 
 
-def told(sampler: DeviceSampler, kind: str) -> Event:
+def reported(sampler: DeviceSampler, kind: str) -> Event:
     """The first event of this kind from now on."""
     found: list[Event] = []
     until(lambda: found.extend(event for event in sampler.take_events() if event.kind == kind) or found)
@@ -131,31 +131,35 @@ def test_links_that_are_down_and_errors_of_one_link_are_counted_and_the_second_r
     assert [samples[index].extra["nvlinks_active"] for index in (3, 4)] == [18, 16]
     assert [samples[index].extra["nvlink_errors"] for index in (4, 5)] == [0, 30]
     assert "sm_active_ratio" not in samples[0].extra
-    told = taken(sampler)[0].extra
-    assert [told[f"{name}_ratio"] for name in ("sm_active", "tensor_active", "memory_bandwidth")] == [0.91, 0.47, 0.33]
+    reported = taken(sampler)[0].extra
+    assert [reported[f"{name}_ratio"] for name in ("sm_active", "tensor_active", "memory_bandwidth")] == [
+        0.91,
+        0.47,
+        0.33,
+    ]
 
 
 @pytest.mark.parametrize(
-    ("corrupted", "kind", "told_fields"),
+    ("corrupted", "kind", "reported_fields"),
     [
         ({"xids": [[6, 79]]}, "device_error", {"device_uuid": "GPU-6", "xid": 79, "serial": "S6"}),
         ({"xids": [[6, 0, 0x800]]}, "device_event", {"device_uuid": "GPU-6", "event": "dram_retirement_failure"}),
     ],
 )
 def test_an_xid_names_the_device_and_an_event_without_a_number_is_reported_by_its_name(
-    sampler: DeviceSampler, spoil: Spoil, corrupted: dict[str, Any], kind: str, told_fields: dict[str, Any]
+    sampler: DeviceSampler, spoil: Spoil, corrupted: dict[str, Any], kind: str, reported_fields: dict[str, Any]
 ) -> None:
     sampler.start()
     taken(sampler)
     spoil(**corrupted)
-    assert told_fields.items() <= told(sampler, kind).fields.items()
+    assert reported_fields.items() <= reported(sampler, kind).fields.items()
 
 
 def test_a_lost_device_is_reported_once_by_its_serial_and_loses_no_other(sampler: DeviceSampler, spoil: Spoil) -> None:
     sampler.start()
     assert len(taken(sampler)) == 8
     spoil(lost=[2])
-    lost = told(sampler, "device_lost")
+    lost = reported(sampler, "device_lost")
     where = {"device_uuid": "GPU-2", "index": 2, "pci_bus_id": "0000:02:00", "serial": "S2"}
     assert lost.fields == {**where, "reason": "the driver does not reach it any more"}
     for _ in range(2):
@@ -166,7 +170,7 @@ def test_a_lost_device_is_reported_once_by_its_serial_and_loses_no_other(sampler
 def test_a_device_that_was_lost_before_the_agent_began_is_reported_too(sampler: DeviceSampler, spoil: Spoil) -> None:
     spoil(lost=[5])
     sampler.start()
-    assert told(sampler, "device_lost").fields["index"] == 5
+    assert reported(sampler, "device_lost").fields["index"] == 5
     assert len(taken(sampler)) == 7
 
 
@@ -186,11 +190,11 @@ def test_errors_of_switches_and_of_devices_of_this_host_are_reported_once_though
     sampler = DeviceSampler(tmp_path / "lock", HostClock(), writing(Reading(found=found, errors=errors)))
     sampler.start()
     sampler.join(60)
-    told = {event.fields["text"]: event for event in sampler.take_events()}
-    assert {text: event.kind for text, event in told.items()} == {
+    reported = {event.fields["text"]: event for event in sampler.take_events()}
+    assert {text: event.kind for text, event in reported.items()} == {
         "Fatal, Link 28": "switch_error", "GPU has fallen off the bus.": "device_error", "again": "device_error"
     }  # fmt: skip
-    assert told["Fatal, Link 28"].fields == {"pci_bus_id": "0000:c1:00", "sxid": 20034, "text": "Fatal, Link 28"}
+    assert reported["Fatal, Link 28"].fields == {"pci_bus_id": "0000:c1:00", "sxid": 20034, "text": "Fatal, Link 28"}
 
 
 def test_a_device_that_a_new_reader_does_not_find_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,7 +202,7 @@ def test_a_device_that_a_new_reader_does_not_find_is_lost(tmp_path: Path, monkey
     both = tuple(DeviceIdentity(index, f"GPU-{index}", f"0000:0{index}:00", f"S{index}") for index in range(2))
     sampler = DeviceSampler(tmp_path / "lock", HostClock(), writing(Reading(found=both), Reading(found=both[:1])))
     sampler.start()
-    assert told(sampler, "device_lost").fields["serial"] == "S1"
+    assert reported(sampler, "device_lost").fields["serial"] == "S1"
     sampler.close()
 
 
@@ -220,9 +224,9 @@ def test_a_driver_that_hangs_is_reported_once_and_read_on_when_it_answers(sample
     sampler.start()
     taken(sampler)
     spoil(hangs=True)
-    assert told(sampler, "driver_silent").fields["silent_s"] >= 1.5
+    assert reported(sampler, "driver_silent").fields["silent_s"] >= 1.5
     spoil()
-    assert told(sampler, "driver_answers").fields["silent_s"] >= 1.5
+    assert reported(sampler, "driver_answers").fields["silent_s"] >= 1.5
     assert len(taken(sampler)) == 8
 
 
@@ -244,7 +248,7 @@ def test_a_second_reader_beside_one_that_hangs_ends_at_once_and_the_silence_is_r
     until(lambda: lock_is_held(str(tmp_path / "job.devices.lock")))
     second = DeviceSampler(tmp_path / "job.devices.lock", HostClock())
     second.start()
-    told(second, "driver_silent")
+    reported(second, "driver_silent")
     spoil()
     taken(sampler)
     second.close()
@@ -321,7 +325,7 @@ ALL, HALF, NONE = [HEAT] * 60, [HEAT, 0] * 30, [0] * 60
 
 
 @pytest.mark.parametrize(
-    ("minutes", "told"),
+    ("minutes", "reported"),
     [
         ([NONE, ALL, *[NONE] * QUIET, NONE], [None, *[Throttling(1, ("heat",))] * QUIET, Throttling(0, ()), None]),
         ([HALF] * 6, [None] * 5 + [Throttling(6, ("heat",))]),
@@ -341,8 +345,8 @@ ALL, HALF, NONE = [HEAT] * 60, [HEAT, 0] * 30, [0] * 60
         "a device that does not tell is well",
     ],
 )
-def test_when_a_device_is_reported_as_slowed_down_by_its_hardware(minutes, told):
-    assert throttled(minutes) == told
+def test_when_a_device_is_reported_as_slowed_down_by_its_hardware(minutes, reported):
+    assert throttled(minutes) == reported
 
 
 def test_devices_are_judged_apart_and_time_without_samples_counts_as_well() -> None:

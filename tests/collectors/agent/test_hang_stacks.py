@@ -280,8 +280,8 @@ def test_few_ranks_are_asked_for_one_request_and_each_request_begins_anew(tmp_pa
     for rank in range(NATIVE_STACKS_MAX + 3):
         stacks.begin(hanging(rank, pid=rank))
     stacks.begin(hanging(0, pid=99, request="later"))
-    told = [event.fields["stack"].strip() for _, event in answered(stacks, NATIVE_STACKS_MAX + 1)]
-    assert told == [*map(str, range(NATIVE_STACKS_MAX)), "99"]
+    reported = [event.fields["stack"].strip() for _, event in answered(stacks, NATIVE_STACKS_MAX + 1)]
+    assert reported == [*map(str, range(NATIVE_STACKS_MAX)), "99"]
 
 
 def test_a_refusal_is_logged_once_and_costs_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -284,12 +284,12 @@ class Metadata:
     def __init__(self) -> None:
         self.answers: dict[str, str] = {}
         self.headers: dict[str, dict[str, str]] = {}
-        told = self
+        reported = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                told.headers[self.path] = {name.lower(): value for name, value in self.headers.items()}
-                body = told.answers.get(self.path)
+                reported.headers[self.path] = {name.lower(): value for name, value in self.headers.items()}
+                body = reported.answers.get(self.path)
                 self.send_response(404 if body is None else 200)
                 self.end_headers()
                 self.wfile.write((body or "").encode())
@@ -324,8 +324,8 @@ def test_an_interrupted_spot_instance_and_scheduled_events_of_aws(metadata: Meta
     stop = {"Code": "instance-stop", "State": "active", "NotBefore": when, "Description": "retired"}
     events = [{"Code": "system-reboot", "State": "completed"}, stop]
     metadata.answers[f"{AWS}/events/maintenance/scheduled"] = json.dumps(events)
-    told = {"what": "maintenance", "action": "instance-stop", "at": when, "detail": "retired"}
-    assert on_aws(metadata.base) == told
+    reported = {"what": "maintenance", "action": "instance-stop", "at": when, "detail": "retired"}
+    assert on_aws(metadata.base) == reported
     metadata.answers[f"{AWS}/spot/instance-action"] = json.dumps({"action": "terminate", "time": when})
     assert on_aws(metadata.base) == {"what": "preemption", "action": "terminate", "at": when}
     assert metadata.headers[f"{AWS}/spot/instance-action"]["x-aws-ec2-metadata-token"] == "secret"

@@ -173,13 +173,13 @@ def test_recorders_of_the_job_are_found_once_and_others_left_alone(tmp_path: Pat
     ranks.close()
 
 
-def test_the_next_worker_goes_on_behind_what_was_settled(tmp_path: Path) -> None:
+def test_the_next_worker_goes_on_behind_what_was_acknowledged(tmp_path: Path) -> None:
     path = recorded(tmp_path)
     first = LocalRanks(tmp_path, "gpt")
     (rank,) = first.scan()
     assert len(rank.poll().entries) == 3
-    first.settle({path: 2, "gone": 7})
-    first.settle({path: 1})
+    first.acknowledge_sent({path: 2, "gone": 7})
+    first.acknowledge_sent({path: 1})
     first.close()
     second = LocalRanks(tmp_path, "gpt")
     (rank,) = second.scan()
@@ -194,7 +194,7 @@ def test_a_recorder_that_was_told_to_its_end_is_removed_by_the_next_worker(tmp_p
     Path(layout.trace_path(path) + layout.UNFINISHED_SUFFIX).write_text("{")
     first = LocalRanks(tmp_path, "gpt")
     first.scan()
-    first.settle({path: FULLY_SENT})
+    first.acknowledge_sent({path: FULLY_SENT})
     first.close()
     second = LocalRanks(tmp_path, "gpt")
     assert second.scan() == []
@@ -275,7 +275,7 @@ def test_the_lock_is_seen_by_the_sdk_and_lasts_as_long_as_either_holder(tmp_path
 def test_a_rank_that_begins_while_the_agent_ends_gets_its_agent_all_the_same(tmp_path, monkeypatch):
     ranks: list[RecordingRank] = []
 
-    def supervised(_worker: list[str], _lock: int, _tell: object) -> int:
+    def supervised(_worker: list[str], _lock: int, _report: object) -> int:
         """The worker ends in the very moment when a rank begins and finds the lock held."""
         if not ranks:
             ranks.append(RecordingRank(tmp_path))
@@ -323,18 +323,18 @@ def broken_off(tmp_path: Path) -> Rank:
 @pytest.mark.parametrize("ended", [SIGTERM, SIGKILL])
 def test_of_a_process_that_a_signal_ends_after_its_loop_the_exit_says_where_and_when_that_was_left(broken_off, ended):
     left_ns = broken_off.clock.unix_ns()
-    told = exit_of(broken_off, ended)
-    assert (told.fields["broken_off_unix_ns"], told.time_unix_ns) == (left_ns, UNIX_NS + 10**12)
-    assert "test_ranks.py:" in told.fields["where"]
-    assert (told.fields["left"], told.fields["error"]) == (False, "")
+    reported = exit_of(broken_off, ended)
+    assert (reported.fields["broken_off_unix_ns"], reported.time_unix_ns) == (left_ns, UNIX_NS + 10**12)
+    assert "test_ranks.py:" in reported.fields["where"]
+    assert (reported.fields["left"], reported.fields["error"]) == (False, "")
 
 
 def test_it_says_so_too_if_python_has_begun_to_shut_down(broken_off):
     left_ns = broken_off.clock.unix_ns()
     broken_off.clock.advance(5)
     broken_off.watch.at_exit()
-    told = exit_of(broken_off, SIGTERM)
-    assert (told.fields["broken_off_unix_ns"], told.time_unix_ns) == (left_ns, UNIX_NS + 10**12)
+    reported = exit_of(broken_off, SIGTERM)
+    assert (reported.fields["broken_off_unix_ns"], reported.time_unix_ns) == (left_ns, UNIX_NS + 10**12)
     assert "broken_off_unix_ns" not in exit_of(broken_off, ProcessExit(3, None, "pidfd")).fields
 
 

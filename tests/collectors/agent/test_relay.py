@@ -232,9 +232,9 @@ def test_a_refused_location_reaches_no_slot_and_the_order_fails_there(relay, ran
     for phase in ("view", "hold", "hold", "do"):
         say(relay, ROLLBACK, phase)
     assert slot(rank) is None
-    told = seen(relay, rank)
-    assert (told.order, told.answer, told.answer_step) == ("o1", "failed", 5)
-    assert told.answer_detail == "this host does not load from '/evil/3': it is elsewhere"
+    reported = seen(relay, rank)
+    assert (reported.order, reported.answer, reported.answer_step) == ("o1", "failed", 5)
+    assert reported.answer_detail == "this host does not load from '/evil/3': it is elsewhere"
     assert [(each.checkpoint, each.reason) for each in relay.take_refused()] == [("local:l.0:3", "it is elsewhere")]
     assert relay.take_refused() == []
 
@@ -299,9 +299,9 @@ class Host:
         self.relay = relay
 
     def order(self, *requests: wire.TraceRequest, orders: tuple[wire.OrderView, ...] = ()) -> None:
-        told = wire.Orders(orders, traces=requests)
-        self.traces.ask(told.traces, [self.rank])
-        self.relay.apply(told)
+        reported = wire.Orders(orders, traces=requests)
+        self.traces.ask(reported.traces, [self.rank])
+        self.relay.apply(reported)
 
     def answer(self, **fields: Any) -> None:
         Path(layout.trace_path(self.rank.path)).write_text(json.dumps(fields))

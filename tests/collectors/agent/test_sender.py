@@ -82,11 +82,11 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sender_module, "BACKOFF_MAX_S", 0.05)
 
 
-def test_during_an_outage_parcels_are_settled_by_the_spool_and_sent_in_order_afterwards(sender, service):
+def test_during_an_outage_batches_are_acknowledged_by_the_spool_and_sent_in_order_afterwards(sender, service):
     service.answer = lambda _seq: Later("status 503")
     for number in range(20):
         sender.put(encoded_batch(number))
-    until(lambda: sender.take_settled().get("ring") == 19)
+    until(lambda: sender.take_acknowledged().get("ring") == 19)
     assert sender.behind
     service.answer = lambda _seq: Accepted()
     until(lambda: len(service.taken) == 20)
@@ -94,7 +94,7 @@ def test_during_an_outage_parcels_are_settled_by_the_spool_and_sent_in_order_aft
     until(lambda: sender.idle)
 
 
-def test_parcels_arrive_in_order_and_are_settled_and_what_will_never_be_taken_is_counted_with_the_reason(
+def test_batches_arrive_in_order_and_are_acknowledged_and_what_will_never_be_taken_is_counted_with_the_reason(
     sender, service
 ):
     service.answer = lambda seq: Refused("refused_422", "bad rank") if seq == 1 else Accepted()
@@ -103,15 +103,15 @@ def test_parcels_arrive_in_order_and_are_settled_and_what_will_never_be_taken_is
     until(lambda: sender.idle)
     assert service.numbers() == [0, *range(2, 20)]
     assert sender.take_losses() == {("gpt", "l.0", "refused_422"): 11}
-    assert sender.take_settled() == {"ring": 19}
-    assert sender.take_settled() == sender.take_losses() == {}
+    assert sender.take_acknowledged() == {"ring": 19}
+    assert sender.take_acknowledged() == sender.take_losses() == {}
     assert not sender.behind
 
 
 def test_a_service_that_says_when_to_come_back_is_not_asked_before(sender, service):
     service.answer = lambda _seq: Later("status 429", 30.0)
     sender.put(encoded_batch(0))
-    until(lambda: sender.take_settled().get("ring") == 0)
+    until(lambda: sender.take_acknowledged().get("ring") == 0)
     assert service.asked == 1
 
 
@@ -134,7 +134,7 @@ def test_without_a_disk_memory_is_bounded_and_events_outlast_step_records(servic
     assert service.numbers() == list(range(200))
     assert all(batch.events for batch in service.taken)
     assert lost == {("gpt", "l.0", "spool"): 200 * 100 - rows}
-    assert sender.take_settled() == {"ring": 199}
+    assert sender.take_acknowledged() == {"ring": 199}
 
 
 def test_only_what_a_person_must_mend_or_what_lasts_is_trouble(sender, service):
@@ -188,7 +188,7 @@ def test_without_a_disk_even_events_have_a_bound(service, start, monkeypatch):
     arrived = sum(len(b.events) + (b.steps.rows if b.steps is not None else 0) for b in service.taken)
     assert service.numbers()[-1] == 499
     assert sum(sender.take_losses().values()) == 500 * 11 - arrived
-    assert sender.take_settled() == {"ring": 499}
+    assert sender.take_acknowledged() == {"ring": 499}
 
 
 def test_closing_spools_what_could_not_be_sent_and_the_next_sender_sends_it(service, folder, start):
@@ -197,7 +197,7 @@ def test_closing_spools_what_could_not_be_sent_and_the_next_sender_sends_it(serv
     for number in range(5):
         first.put(encoded_batch(number))
     first.close(0.05)
-    assert first.take_settled() == {"ring": 4}
+    assert first.take_acknowledged() == {"ring": 4}
     service.answer = lambda _seq: Accepted()
     second = start()
     second.put(encoded_batch(5))
@@ -223,12 +223,12 @@ def test_putting_does_not_wait_for_a_service_that_does_not_answer(service, sende
     assert service.numbers() == list(range(100))
 
 
-def test_while_a_long_spool_is_sent_newer_parcels_join_its_end_instead_of_filling_memory(sender, service, monkeypatch):
+def test_while_a_long_spool_is_sent_newer_batches_join_its_end_instead_of_filling_memory(sender, service, monkeypatch):
     monkeypatch.setattr(sender_module, "MEMORY_EASY_BYTES", 2_000)
     service.answer = lambda _seq: Later("connection refused")
     for number in range(10):
         sender.put(encoded_batch(number))
-    until(lambda: sender.take_settled().get("ring") == 9)
+    until(lambda: sender.take_acknowledged().get("ring") == 9)
     going_on = threading.Event()
 
     def slow(seq: int) -> Outcome:
@@ -242,7 +242,7 @@ def test_while_a_long_spool_is_sent_newer_parcels_join_its_end_instead_of_fillin
         sender.put(encoded_batch(number))
     going_on.set()
     # Settled by the spool: the service has not taken them when the first of them is.
-    until(lambda: sender.take_settled().get("ring") == 59)
+    until(lambda: sender.take_acknowledged().get("ring") == 59)
     until(lambda: len(service.taken) == 60)
     assert service.numbers() == list(range(60))
 

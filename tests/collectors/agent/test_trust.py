@@ -120,17 +120,17 @@ def test_a_service_proves_itself_by_the_pinned_certificate_whatever_name_that_ha
 
 @pytest.mark.parametrize("way", ["post", "stream"])
 @pytest.mark.parametrize(
-    ("trust", "told"),
+    ("trust", "reported"),
     [(Trust(PIN), "another certificate than the token names"), (Trust(), "not trusted .*RANKWATCH_CA_FILE")],
 )
-def test_who_does_not_prove_itself_gets_nothing(ours: Certificate, trust: Trust, told: str, way: str) -> None:
+def test_who_does_not_prove_itself_gets_nothing(ours: Certificate, trust: Trust, reported: str, way: str) -> None:
     with plain_service(ours) as service:
         channel = ServiceConnection(lambda: Endpoint(service.url, TOKEN, trust))
         ways = {
             "post": lambda: channel.post("/api/v1/telemetry", BATCH, "application/msgpack"),
             "stream": lambda: list(channel.stream("/api/v1/agents/orders")),
         }
-        with pytest.raises(Unconfigured, match=told):
+        with pytest.raises(Unconfigured, match=reported):
             ways[way]()
         assert service.tokens == []
 
@@ -158,9 +158,9 @@ def test_a_service_at_another_address_than_its_certificate_names_gets_nothing(tm
 def test_the_hint_fits_the_reason_for_which_a_certificate_is_not_trusted(code: int, hint: str) -> None:
     error = ssl.SSLCertVerificationError("certificate verify failed")
     error.verify_code, error.verify_message = code, "the reason."
-    told = explain_tls_error("https://head:8770", error)
-    assert told.startswith(f"https://head:8770: the certificate is not trusted (the reason); {hint}")
-    assert told.endswith(", or use a token that names the certificate")
+    reported = explain_tls_error("https://head:8770", error)
+    assert reported.startswith(f"https://head:8770: the certificate is not trusted (the reason); {hint}")
+    assert reported.endswith(", or use a token that names the certificate")
 
 
 def test_a_file_of_authorities_that_cannot_be_used_is_named_to_the_person(tmp_path: Path) -> None:

@@ -367,7 +367,7 @@ NONCE = nonce_of(REQUEST)
 ORDERS = wire.Orders((wire.OrderView("o1", "gpt", "l.0", "kill", "relaunch"),))
 
 
-def told(nonce: str, sequence: int = 0, at_s: float = 1_000.0, secret: bytes = IDENTITY.secret) -> bytes:
+def reported(nonce: str, sequence: int = 0, at_s: float = 1_000.0, secret: bytes = IDENTITY.secret) -> bytes:
     """What a service with this secret says."""
     orders = wire.SignedOrders(msgspec.json.encode(ORDERS).decode(), nonce, sequence, int(at_s * S))
     code = code_of(Purpose.ORDERS, IDENTITY.agent, secret, orders.signed_part()).hex()
@@ -376,13 +376,13 @@ def told(nonce: str, sequence: int = 0, at_s: float = 1_000.0, secret: bytes = I
 
 def test_orders_of_the_service_are_taken_on_both_ways():
     check, request = OrderCheck(), IDENTITY.sign(Purpose.VIEW, b"view")
-    assert check.answer(IDENTITY, told(nonce_of(request)), request) == ORDERS
-    assert check.event(IDENTITY, told(NONCE, 3).decode(), REQUEST, 2) == (ORDERS, 3)
+    assert check.answer(IDENTITY, reported(nonce_of(request)), request) == ORDERS
+    assert check.event(IDENTITY, reported(NONCE, 3).decode(), REQUEST, 2) == (ORDERS, 3)
 
 
 def test_orders_that_are_not_signed_or_by_somebody_else_are_not_taken():
     check, request = OrderCheck(), IDENTITY.sign(Purpose.VIEW, b"view")
-    for body in (msgspec.json.encode(ORDERS), told(nonce_of(request), secret=bytes(32)), b"{", b""):
+    for body in (msgspec.json.encode(ORDERS), reported(nonce_of(request), secret=bytes(32)), b"{", b""):
         with pytest.raises(ForgedOrdersError):
             check.answer(IDENTITY, body, request)
         with pytest.raises(ForgedOrdersError):
@@ -401,7 +401,7 @@ def test_orders_that_are_not_signed_or_by_somebody_else_are_not_taken():
     ],
 )
 def test_every_field_is_signed(changed):
-    on_its_way = msgspec.json.decode(told(NONCE)) | changed
+    on_its_way = msgspec.json.decode(reported(NONCE)) | changed
     with pytest.raises(ForgedOrdersError, match="not signed"):
         OrderCheck().event(IDENTITY, msgspec.json.encode(on_its_way).decode(), REQUEST, -1)
 
@@ -409,22 +409,22 @@ def test_every_field_is_signed(changed):
 def test_the_answer_to_another_request_is_not_taken():
     first, second = (IDENTITY.sign(Purpose.VIEW, body) for body in (b"1", b"2"))
     with pytest.raises(ForgedOrdersError, match="another request"):
-        OrderCheck().answer(IDENTITY, told(nonce_of(first)), second)
+        OrderCheck().answer(IDENTITY, reported(nonce_of(first)), second)
     with pytest.raises(ForgedOrdersError, match="another request"):
-        OrderCheck().event(IDENTITY, told(nonce_of(first)).decode(), REQUEST, -1)
+        OrderCheck().event(IDENTITY, reported(nonce_of(first)).decode(), REQUEST, -1)
 
 
 @pytest.mark.parametrize("sequence", [4, 5])
 def test_an_event_that_comes_again_or_late_is_not_taken(sequence):
     with pytest.raises(ForgedOrdersError, match="came after 5"):
-        OrderCheck().event(IDENTITY, told(NONCE, sequence).decode(), REQUEST, 5)
+        OrderCheck().event(IDENTITY, reported(NONCE, sequence).decode(), REQUEST, 5)
 
 
 def test_an_event_that_was_held_back_expires_by_the_service_s_clock():
     clock = FakeClock()
     check, request = OrderCheck(clock.unix_ns), IDENTITY.sign(Purpose.VIEW, b"view")
-    held_back = told(NONCE, 1, at_s=1_000.0).decode()
-    check.answer(IDENTITY, told(nonce_of(request), at_s=1_000.0), request)
+    held_back = reported(NONCE, 1, at_s=1_000.0).decode()
+    check.answer(IDENTITY, reported(nonce_of(request), at_s=1_000.0), request)
     clock.advance(wire.ORDERS_VALID_S)
     assert check.event(IDENTITY, held_back, REQUEST, 0) == (ORDERS, 1)
     clock.advance(1.0)

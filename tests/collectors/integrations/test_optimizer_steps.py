@@ -190,8 +190,8 @@ def test_a_further_model_is_a_change_and_takes_the_place_of_one_that_is_idle(tmp
             job.loss(model).backward()
             optimizer.step()
     job.steps.close()
-    told = job.rank.notes("declared")
-    assert [(one["kind"], one["what"]) for one in told] == [("model", "another model: Sequential, Adam")] * 3
+    reported = job.rank.notes("declared")
+    assert [(one["kind"], one["what"]) for one in reported] == [("model", "another model: Sequential, Adam")] * 3
     assert capsys.readouterr().err.splitlines() == [
         "rankwatch: watching Sequential (4 parameters), Adam: gradient norm, local gradients",
         "rankwatch: watching Sequential (4 parameters), Adam: gradient norm, local gradients; 1 earlier one is idle",
@@ -212,10 +212,10 @@ def test_two_optimizers_in_turn_are_no_change_once_each_has_come_back(tmp_path, 
             job.loss(second).backward()
             of_second.step()
     job.steps.close()
-    told = [
+    reported = [
         (entry.step, entry.fields["what"]) for entry in job.rank.entries if getattr(entry, "kind", "") == "declared"
     ]
-    assert told == ([] if block == 1 else [(block, "another model: Linear, SGD")])
+    assert reported == ([] if block == 1 else [(block, "another model: Linear, SGD")])
     assert job.rank.identity["optimizers"] == 2
 
 

@@ -18,7 +18,7 @@ from rankwatch.meter import EXACT_METRICS
 from rankwatch_detectors.base import Kind
 from tests.support.ranks.gloo import on_ranks
 from tests.support.ranks.recorders import Rank
-from tests.support.ranks.told import told_of
+from tests.support.ranks.told import reported_of
 
 pytestmark = [pytest.mark.torch, pytest.mark.integration, pytest.mark.ci, pytest.mark.timeout(300)]
 
@@ -94,7 +94,7 @@ def ranks() -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_the_norm_of_the_whole_from_the_ranks_parts_is_the_engines(ranks, stage):
-    frames, findings = told_of(ranks, f"{stage}")
+    frames, findings = reported_of(ranks, f"{stage}")
     assert len(frames) == STEPS
     for frame, expected in zip(frames, ranks[0][f"{stage}"]["norms"], strict=True):
         assert frame.values["grad_norm"] == pytest.approx([expected] * RANKS, rel=1e-5)
@@ -105,13 +105,13 @@ def test_the_norm_of_the_whole_from_the_ranks_parts_is_the_engines(ranks, stage)
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_without_the_part_of_a_rank_no_norm_is_measured(ranks, stage):
-    frames, _ = told_of(ranks, f"{stage}", missing=[(3, 1)])
+    frames, _ = reported_of(ranks, f"{stage}", missing=[(3, 1)])
     assert {frame.step: "grad_norm" in frame.values for frame in frames} == {0: True, 1: False, 2: True, 3: True}
 
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_nan_in_any_micro_batch_names_the_rank_and_the_parameter_in_its_step(ranks, stage):
-    frames, findings = told_of(ranks, f"{stage} nan")
+    frames, findings = reported_of(ranks, f"{stage} nan")
     (finding,) = [finding for finding in findings if finding.kind is Kind.NONFINITE]
     assert (finding.onset_step, finding.ranks) == (BAD_STEP, (BAD_RANK,))
     assert finding.evidence["parameter"] in ("4.weight", "4.bias")

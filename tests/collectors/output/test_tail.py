@@ -143,13 +143,13 @@ def test_a_rank_s_own_log_says_why_it_ended(tmp_path, ranks_that_write):
     (tmp_path / "0.err").write_text("step 1\nRuntimeError: CUDA error: an illegal memory access was encountered\n")
     output = RankOutput()
     output.meet(rank)
-    told = output.why_ended(rank, None, UNIX_NS)["output"]
-    assert (told["role"], told["pattern"]) == ("root", "cuda_access")
-    assert told["lines"][0] == "step 1"
-    assert output.last_lines(rank)[-1] == told["line"]
+    reported = output.why_ended(rank, None, UNIX_NS)["output"]
+    assert (reported["role"], reported["pattern"]) == ("root", "cuda_access")
+    assert reported["lines"][0] == "step 1"
+    assert output.last_lines(rank)[-1] == reported["line"]
     (tmp_path / "0.err").write_text("step 1\nconfiguration: no data for epoch 3\n")
-    told = output.why_ended(rank, None, UNIX_NS)["output"]
-    assert told == {"lines": ["step 1", "configuration: no data for epoch 3"], "files": [str(tmp_path / "0.err")]}
+    reported = output.why_ended(rank, None, UNIX_NS)["output"]
+    assert reported == {"lines": ["step 1", "configuration: no data for epoch 3"], "files": [str(tmp_path / "0.err")]}
     output.forget(rank)
     assert output.why_ended(rank, None, UNIX_NS) == {}
 

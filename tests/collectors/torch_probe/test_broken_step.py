@@ -96,10 +96,10 @@ def test_a_loop_that_goes_on_after_the_exception_records_nothing_of_the_broken_s
 
 def test_the_service_names_the_rank_and_the_parameter_of_a_step_that_no_rank_has_finished():
     names = ("0.weight", "1.weight")
-    told = [wire.RankInfo(rank, 2, host="node-1", dp=rank, parameters=names, replicated=True) for rank in range(2)]
+    reported = [wire.RankInfo(rank, 2, host="node-1", dp=rank, parameters=names, replicated=True) for rank in range(2)]
     exact = {"nonfinite": [None, 1], "nonfinite_first": [None, 1]}
     sent = [
-        batch(0, ranks=tuple(told), steps=table([0, 0], [0, 1], loss=[1.0, 1.0])),
+        batch(0, ranks=tuple(reported), steps=table([0, 0], [0, 1], loss=[1.0, 1.0])),
         batch(1, values=table([1, 1], [0, 1], exact, grad_norm=[math.nan, math.nan])),
     ]
     assembler, judges = Assembler(), detectors()

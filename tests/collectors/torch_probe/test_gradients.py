@@ -142,12 +142,12 @@ def fused(parameters, lr: float) -> torch.optim.Optimizer:
 
 
 class Job(Watched):
-    def __init__(self, scale: float, optimizer=torch.optim.SGD, *, told: bool = True, **arguments):
+    def __init__(self, scale: float, optimizer=torch.optim.SGD, *, reported: bool = True, **arguments):
         torch.manual_seed(0)
         self.scaler = torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=10**6)
         model = nn.Linear(4, 2)
         super().__init__(
-            model, optimizer(model.parameters(), lr=0.01), scaler=self.scaler if told else None, **arguments
+            model, optimizer(model.parameters(), lr=0.01), scaler=self.scaler if reported else None, **arguments
         )
 
     def train(self, step: int, factor: float = 1.0, clip: float | None = None) -> float:
@@ -169,15 +169,15 @@ class Job(Watched):
 KINDS = pytest.mark.parametrize("optimizer", [torch.optim.SGD, fused], ids=["plain", "fused"])
 
 
-TOLD = pytest.mark.parametrize("told", [True, False], ids=["told", "found"])
+REPORTED = pytest.mark.parametrize("reported", [True, False], ids=["told", "found"])
 
 
 @KINDS
-@TOLD
+@REPORTED
 @pytest.mark.parametrize("clip", [None, 0.001])
 @pytest.mark.parametrize("local", [True, False])
-def test_norms_are_those_of_the_true_loss(optimizer, clip, local, told):
-    job = Job(2.0**16, optimizer, told=told, local_gradients=local)
+def test_norms_are_those_of_the_true_loss(optimizer, clip, local, reported):
+    job = Job(2.0**16, optimizer, reported=reported, local_gradients=local)
     norm = job.train(0, clip=clip)
     assert job.sink.values["grad_norm"] == pytest.approx(norm, rel=1e-5)
     assert job.sink.values.get("local_grad_norm", job.sink.values["grad_norm"]) == pytest.approx(norm, rel=1e-5)
@@ -185,9 +185,9 @@ def test_norms_are_those_of_the_true_loss(optimizer, clip, local, told):
 
 
 @KINDS
-@TOLD
-def test_an_overflow_of_the_scaled_loss_is_a_skip_and_no_non_finite_gradient(optimizer, told):
-    job = Job(2.0**127, optimizer, told=told)
+@REPORTED
+def test_an_overflow_of_the_scaled_loss_is_a_skip_and_no_non_finite_gradient(optimizer, reported):
+    job = Job(2.0**127, optimizer, reported=reported)
     for step in range(2):
         assert math.isfinite(job.train(step, factor=10.0))
         assert job.sink.values.pop("loss_scale", 2.0 ** (127 - step)) == 2.0 ** (127 - step)
@@ -199,9 +199,9 @@ def test_an_overflow_of_the_scaled_loss_is_a_skip_and_no_non_finite_gradient(opt
 
 
 @KINDS
-@TOLD
-def test_a_nan_that_no_scale_can_cure_is_reported_once_the_scale_is_spent(optimizer, told):
-    job = Job(4.0, optimizer, told=told)
+@REPORTED
+def test_a_nan_that_no_scale_can_cure_is_reported_once_the_scale_is_spent(optimizer, reported):
+    job = Job(4.0, optimizer, reported=reported)
     job.train(0)  # in which a scaler that was not told is found
     nonfinite = []
     for step in range(1, 6):
@@ -221,7 +221,7 @@ def test_a_scaler_that_is_switched_off_changes_nothing():
 
 
 def test_a_scaler_that_was_not_told_is_known_from_its_first_update_on():
-    job = Job(2.0**16, told=False)
+    job = Job(2.0**16, reported=False)
     job.train(0)
     job.sink.values.clear()
     job.train(1, factor=2.0**120)
@@ -232,18 +232,18 @@ def test_a_scaler_that_was_not_told_is_known_from_its_first_update_on():
 
 
 def test_a_nan_from_the_first_step_on_is_reported_when_no_scaler_explains_it_any_more():
-    job = Job(2.0**16, told=False)
-    told = []
+    job = Job(2.0**16, reported=False)
+    reported = []
     for step in range(SKIPS_MAX + 1):
         job.train(step, factor=math.nan)
-        told.append(job.sink.exact["nonfinite"])
-    assert told == [0] * (SKIPS_MAX - 1) + [2, 2]
+        reported.append(job.sink.exact["nonfinite"])
+    assert reported == [0] * (SKIPS_MAX - 1) + [2, 2]
     assert job.sink.exact["nonfinite_first"] >= 0
 
 
 @pytest.mark.parametrize("guarded", [False, True])
 def test_without_a_scaler_a_nan_is_reported_in_its_step_whether_or_not_the_loop_leaves_the_update_out(guarded):
-    job = Job(1.0, told=False)
+    job = Job(1.0, reported=False)
     for step, factor in enumerate((1.0, math.nan)):
         with a_step(job.probe, number=step):
             job.optimizer.zero_grad()

@@ -231,8 +231,8 @@ def driver(monkeypatch) -> SimpleNamespace:
 def described(home: str = "cuda:1", known: str = "", visible: str | None = None) -> dict[str, str]:
     env = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     failures: list[Exception] = []
-    told = describe_device(torch.device(home), known, env, failures.append)
-    return told | ({"failed": str(failures[0])} if failures else {})
+    reported = describe_device(torch.device(home), known, env, failures.append)
+    return reported | ({"failed": str(failures[0])} if failures else {})
 
 
 def test_the_uuid_is_written_as_nvml_writes_it(driver):

@@ -19,7 +19,7 @@ from rankwatch_detectors.base import Kind
 from rankwatch_service.job.topology_state import TopologyState
 from tests.support.ranks.gloo import on_ranks
 from tests.support.ranks.sink import FakeSink, Watched
-from tests.support.ranks.told import introduced, told_of
+from tests.support.ranks.told import introduced, reported_of
 
 pytestmark = [pytest.mark.torch, pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -183,7 +183,7 @@ def opened(findings: list[Any], kind: Kind) -> list[Any]:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_the_norm_of_the_whole_is_the_one_that_torch_computes_with_collectives(ranks, way):
-    frames, findings = told_of(ranks, way)
+    frames, findings = reported_of(ranks, way)
     for frame, expected in zip(frames, ranks[0][way]["norms"], strict=True):
         assert frame.values["grad_norm"] == pytest.approx([expected] * RANKS, rel=1e-5)
         assert not any(name.startswith("grad_norm.") for name in frame.values)
@@ -194,14 +194,14 @@ def test_the_norm_of_the_whole_is_the_one_that_torch_computes_with_collectives(r
 @pytest.mark.parametrize("way", WAYS)
 def test_no_norm_is_measured_while_a_part_of_the_model_is_missing(ranks, way):
     step, absent = 1, [0, 2] if way in REPLICATED else [0, 1]
-    frames, _ = told_of(ranks, way, missing=[(rank, step) for rank in absent])
+    frames, _ = reported_of(ranks, way, missing=[(rank, step) for rank in absent])
     seen = {frame.step: "grad_norm" in frame.values for frame in frames}
     assert seen == {0: True, 1: False, 2: True, 3: True}
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_nan_names_the_rank_whose_data_had_it_and_a_parameter(ranks, way):
-    _, findings = told_of(ranks, f"{way} nan")
+    _, findings = reported_of(ranks, f"{way} nan")
     (finding,) = opened(findings, Kind.NONFINITE)[:1]
     assert finding.onset_step == BAD_STEP
     assert finding.ranks == ((2, 3) if way == "tp_dp" else (BAD_RANK,))
@@ -210,8 +210,8 @@ def test_a_nan_names_the_rank_whose_data_had_it_and_a_parameter(ranks, way):
 
 @pytest.mark.parametrize("way", [*REPLICATED, "tp_dp"])
 def test_a_flipped_bit_is_found_among_the_ranks_that_hold_the_same_part(ranks, way):
-    assert opened(told_of(ranks, way)[1], Kind.CORRUPTION) == []
-    _, findings = told_of(ranks, f"{way} flip")
+    assert opened(reported_of(ranks, way)[1], Kind.CORRUPTION) == []
+    _, findings = reported_of(ranks, f"{way} flip")
     (finding,) = opened(findings, Kind.CORRUPTION)
     assert finding.detected_step == FLIP_STEP
     assert finding.ranks == ((0, 1) if way == "tp_dp" else (1, 3))
@@ -315,5 +315,5 @@ def uneven(rank: int) -> dict[str, Any]:
 
 
 def test_a_rank_that_holds_nothing_of_the_model_has_a_part_in_the_norm_of_the_whole(ranks):
-    (frame,), _ = told_of(ranks, "uneven")
+    (frame,), _ = reported_of(ranks, "uneven")
     assert frame.values["grad_norm"][0] == pytest.approx(ranks[0]["uneven"]["norm"], rel=1e-5)

@@ -26,7 +26,7 @@ class Room:
     def __init__(self):
         self.clock = FakeClock()
         self.refused = Counter()
-        self.budgets = Budgets(self.clock, lambda *told: self.refused.update([told]), [SEATS])
+        self.budgets = Budgets(self.clock, lambda *reported: self.refused.update([reported]), [SEATS])
 
     def reserve(self, account, count=1, *, is_idle=True):
         """The seats, and who had to leave for them."""
@@ -107,7 +107,9 @@ def test_of_many_addresses_with_one_each_the_oldest_that_waits_makes_room(room):
 
 
 def test_a_person_may_have_no_more_than_the_limit_says_of_one(room):
-    room.budgets = Budgets(room.clock, lambda *told: room.refused.update([told]), [SEATS._replace(of_a_person=2)])
+    room.budgets = Budgets(
+        room.clock, lambda *reported: room.refused.update([reported]), [SEATS._replace(of_a_person=2)]
+    )
     seats, gone = room.reserve(ANN, 3)
     assert gone == seats[:1], "the oldest that idles makes room"
     for seat in seats[1:]:

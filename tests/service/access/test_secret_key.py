@@ -57,9 +57,11 @@ def test_each_purpose_has_a_key_of_its_own():
 
 def test_another_key_gives_agents_other_secrets():
     one, two = (AgentSecrets(SecretKey(key * 32)) for key in (b"1", b"2"))
-    told = ("gpt", "node-1", "00112233445566aa")
-    assert one(*told) == one(*told)
-    assert len({one(*told), two(*told), one("gpt2", *told[1:]), one(told[0], "node-2", told[2])}) == 4
+    reported = ("gpt", "node-1", "00112233445566aa")
+    assert one(*reported) == one(*reported)
+    assert (
+        len({one(*reported), two(*reported), one("gpt2", *reported[1:]), one(reported[0], "node-2", reported[2])}) == 4
+    )
 
 
 def test_a_new_database_gets_a_key_in_a_file_that_only_its_owner_may_read(engine, tmp_path):
@@ -119,9 +121,9 @@ def test_a_key_that_is_too_short_or_no_text_is_refused(tmp_path):
         configured(tmp_path, secret_key="short")
     engine, settings = new_database(tmp_path), configured(tmp_path)
     settings.secret_key_file.touch(0o600)
-    for content, told in ((b"short\n", "less than 32 characters"), (b"\xff" * 64, "cannot be read")):
+    for content, reported in ((b"short\n", "less than 32 characters"), (b"\xff" * 64, "cannot be read")):
         settings.secret_key_file.write_bytes(content)
-        with pytest.raises(SecretKeyError, match=told):
+        with pytest.raises(SecretKeyError, match=reported):
             load_secret_key(settings, engine, FakeClock())
     engine.dispose()
 

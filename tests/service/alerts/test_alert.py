@@ -52,10 +52,10 @@ def test_its_severity_is_that_of_its_label(label, severity):
 def test_what_it_says_reaches_stream():
     text = {"description": "Disk of\n node-1 is full", "runbook_url": "https://wiki.example/disk"}
     reported = alert(NOW - 300 * S, annotations=text, url="http://prometheus/graph", instance="node-1:9100", rank="3")
-    told = reported.reported()
-    assert (told.name, told.state, told.summary) == ("DiskFull", "firing", "Disk of node-1 is full")
-    assert (told.hosts, told.rank, told.starts_s) == (("node-1:9100",), 3, NOW / S - 300)
-    assert (told.url, told.runbook_url) == ("http://prometheus/graph", "https://wiki.example/disk")
+    reports = reported.reported()
+    assert (reports.name, reports.state, reports.summary) == ("DiskFull", "firing", "Disk of node-1 is full")
+    assert (reports.hosts, reports.rank, reports.starts_s) == (("node-1:9100",), 3, NOW / S - 300)
+    assert (reports.url, reports.runbook_url) == ("http://prometheus/graph", "https://wiki.example/disk")
     assert alert(rank="x").reported().rank is None
     assert alert(url="javascript:alert(1)", annotations={"runbook_url": "file:///etc"}).reported().url == ""
 

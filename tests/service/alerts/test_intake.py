@@ -55,7 +55,7 @@ class Site:
         ]
         return [str(one) for one in store_alerts(self.engine, self.controls, read_alerts, LABELS, may_see, now)]
 
-    def told(self):
+    def reported(self):
         """What stream was sent: by record its job, and name and state of its alerts."""
         records = [(one.key, decode_control(one.value)) for one in self.controls.read(0, 10_000)]
         return [(job, [(one.name, one.state) for one in record.alerts]) for job, record in records]
@@ -80,7 +80,7 @@ def test_stream_is_reported_once_that_an_alert_begins_and_once_that_it_ends(site
         assert site.post(alert(job_name="gpt")) == ["repeated"]
     assert site.post(alert(job_name="gpt", lasts_s=0)) == ["ended"]
     assert site.post(alert(job_name="gpt", lasts_s=0)) == ["repeated"]
-    assert site.told() == [("gpt", [("DiskFull", "firing")]), ("gpt", [("DiskFull", "resolved")])]
+    assert site.reported() == [("gpt", [("DiskFull", "firing")]), ("gpt", [("DiskFull", "resolved")])]
     assert site.rows() == []
 
 
@@ -96,21 +96,21 @@ def test_the_jobs_are_those_that_labels_name_else_those_on_the_host(site):
         ({"job_name": "old", "instance": "node-3"}, []),
         ({"job_name": "\x00", "instance": "\x00"}, []),
     ]:
-        before = len(site.told())
+        before = len(site.reported())
         site.post(alert(**labels))
-        assert [job for job, _ in site.told()[before:]] == expected, labels
+        assert [job for job, _ in site.reported()[before:]] == expected, labels
 
 
 def test_an_agent_that_says_that_it_is_on_a_host_and_carries_no_rank_there_gets_no_alerts_of_it(site):
     site.report(("gpt", "node-9", "agt_1"), ("bert", "node-1", "agt_2"), ("bert", "node-9", ""))
     assert site.post(alert(instance="node-9")) == ["waiting"]
     site.post(alert(instance="node-1"))
-    assert [job for job, _ in site.told()] == ["gpt"]
+    assert [job for job, _ in site.reported()] == ["gpt"]
 
 
 def test_alerts_that_come_together_are_one_record_for_each_job(site):
     site.post(alert(job_name="gpt"), alert("LinkDown", instance="node-2"))
-    assert site.told() == [
+    assert site.reported() == [
         ("bert", [("LinkDown", "firing")]),
         ("gpt", [("DiskFull", "firing"), ("LinkDown", "firing")]),
     ]
@@ -118,10 +118,10 @@ def test_alerts_that_come_together_are_one_record_for_each_job(site):
 
 def test_an_alert_without_a_job_waits_and_is_reported_once_its_job_is_there(site):
     assert site.post(alert(job_name="late")) == ["waiting"]
-    assert (site.told(), site.rows()) == ([], [("", False)])
+    assert (site.reported(), site.rows()) == ([], [("", False)])
     change(site.engine, update(Job).where(Job.name == "old").values(name="late", state="running"))
     assert site.post(alert(job_name="late")) == ["begun"]
-    assert (site.told(), site.rows()) == ([("late", [("DiskFull", "firing")])], [("late", True)])
+    assert (site.reported(), site.rows()) == ([("late", [("DiskFull", "firing")])], [("late", True)])
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_an_alert_that_is_not_repeated_expires_at_its_end(site):
     assert site.expiry.run() == 0
     site.clock.advance(1)
     assert site.expiry.run() == 1
-    assert site.told()[1:] == [("gpt", [("LinkDown", "expired")])]
+    assert site.reported()[1:] == [("gpt", [("LinkDown", "expired")])]
     site.clock.advance(100)
     assert site.expiry.run() == 1
     assert site.rows() == []
@@ -172,7 +172,7 @@ def test_an_alert_of_a_job_that_has_ended_is_no_longer_its_alert(site):
     assert site.post(alert(job_name="gpt")) == ["waiting"]
     site.clock.advance(LASTS_S - 60)
     assert site.expiry.run() == 1
-    assert site.told()[1:] == [("gpt", [("DiskFull", "expired")])]
+    assert site.reported()[1:] == [("gpt", [("DiskFull", "expired")])]
     assert site.rows() == [("", False)]
 
 
@@ -195,7 +195,7 @@ def test_when_too_many_fire_new_ones_are_refused_and_known_ones_go_on(site, monk
 def test_whoever_sees_some_jobs_alone_reports_and_ends_alerts_of_these_alone(site):
     site.post(alert(instance="node-2"))
     assert site.post(alert(instance="node-2", lasts_s=0), may_see=lambda job: job == "bert") == ["ended"]
-    assert site.told()[2:] == [("bert", [("DiskFull", "resolved")])]
+    assert site.reported()[2:] == [("bert", [("DiskFull", "resolved")])]
     assert site.post(alert("LinkDown", job_name="gpt"), may_see=lambda job: job == "bert") == ["waiting"]
 
 

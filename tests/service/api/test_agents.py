@@ -35,12 +35,12 @@ def enrol(api, job="gpt", host="node-1", token=None, **fields):
 
 @pytest.fixture
 def agent(api) -> AgentIdentity:
-    told = enrol(api).json()
-    return AgentIdentity(told["agent"], bytes.fromhex(told["secret"]))
+    reported = enrol(api).json()
+    return AgentIdentity(reported["agent"], bytes.fromhex(reported["secret"]))
 
 
 def forgeries(api):
-    return [record.fields for record in api.told(TelemetryRefused)]
+    return [record.fields for record in api.reported(TelemetryRefused)]
 
 
 def job_token(api, job="gpt", hosts_max=None):
@@ -104,17 +104,17 @@ def test_the_answer_to_a_view_is_signed_for_this_view(api, agent):
         OrderCheck().answer(agent, answer, agent.sign(Purpose.VIEW, VIEW[:-1] + b"\x06"))
     with pytest.raises(ForgedOrdersError):
         OrderCheck().answer(AgentIdentity(agent.agent, bytes(32)), answer, request)
-    told = msgspec.json.decode(answer)
-    assert (told["nonce"], told["sequence"]) == (nonce_of(request), 0)
+    reported = msgspec.json.decode(answer)
+    assert (reported["nonce"], reported["sequence"]) == (nonce_of(request), 0)
 
 
 @pytest.mark.parametrize("scopes", [None, (Scope.INGEST, Scope.READ), (Scope.ADMIN,)])
 def test_the_answer_to_an_enrolment_proves_that_the_service_has_issued_the_token(api, scopes):
     text = job_token(api) if scopes is None else api.token(*scopes)
     key = trust_of(text, {}).enrolment_key
-    told = enrol(api, token=text.partition(".")[0], nonce=NONCE).json()
+    reported = enrol(api, token=text.partition(".")[0], nonce=NONCE).json()
     assert len(key) == 16
-    assert told["proof"] == proof_of(key, NONCE, told["agent"], told["secret"])
+    assert reported["proof"] == proof_of(key, NONCE, reported["agent"], reported["secret"])
     assert key.hex() not in api.ask("GET", "/api/v1/tokens").text
 
 
@@ -171,8 +171,8 @@ def test_an_agent_that_reports_renews_its_token_and_a_stranger_does_not(api, clo
         return (row["expires_unix_ns"] - now) // hour_ns
 
     assert api.send(BODY, token=token).status_code == 202  # unsigned: nobody has enrolled yet
-    told = enrol(api, token=token).json()
-    agent = AgentIdentity(told["agent"], bytes.fromhex(told["secret"]))
+    reported = enrol(api, token=token).json()
+    agent = AgentIdentity(reported["agent"], bytes.fromhex(reported["secret"]))
     clock.advance(6 * 3_600.0)
     assert api.send(BODY, token=token).status_code == 403
     thief = AgentIdentity(agent.agent, bytes(32))

@@ -146,13 +146,13 @@ def test_who_makes_a_token_under_another_name_is_no_second_person(careful):
     alice, carol = (named(careful, name) for name in ("alice", "carol"))
     bob = made_by(careful, alice, "bob")
     dora = made_by(careful, bob, "dora")
-    told = "a request of the person who made your token, or of a token that you made"
+    reported = "a request of the person who made your token, or of a token that you made"
     for requester, others in ((alice, (bob, dora)), (bob, (alice, dora)), (dora, (alice, bob))):
         made = careful.post("/api/v1/jobs/gpt/commands", {"action": "stop"}, token=requester).json()
         for other in others:
             for what, more in (("approve", {}), ("refuse", {"reason": "no"})):
                 answer = decide(careful, what, made, token=other, **more)
-                assert (answer.status_code, told in answer.json()["detail"]) == (409, True)
+                assert (answer.status_code, reported in answer.json()["detail"]) == (409, True)
         careful.log_in(others[0])
         by_cookie = careful.client.post(f"/api/v1/commands/{made['id']}/approve", json={}, headers=OURS)
         careful.client.cookies.clear()
@@ -213,7 +213,7 @@ def test_fewer_approvals_need_an_approval_of_which_all_receivers_hear(careful, w
     assert decide(careful, "approve", asked.json(), token=bob).json()["state"] == "applied"
     assert two_people(careful) == after
     assert [line["actor"][:5] for line in trail(careful, "policy.approvals")] == ["alice"]
-    assert careful.told(PolicySet)[-1].two_people is after[0]
+    assert careful.reported(PolicySet)[-1].two_people is after[0]
 
 
 @pytest.mark.parametrize("wanted", [{"two_people": True}, {"two_people": True, "approval_ranks": 8}])
@@ -421,5 +421,5 @@ def test_what_the_policy_wants_to_do_is_approved_by_anybody_who_may_command(api)
 def test_pages_are_told_of_the_request_and_of_the_decision(careful):
     made = ask(careful)
     decide(careful, "refuse", made, token=someone_else(careful), reason="no")
-    told = values_of(careful.engine, select(Feed.data).where(Feed.topic == "command").order_by(Feed.id))
-    assert [(one["id"], one["state"]) for one in told] == [(made["id"], "requested"), (made["id"], "refused")]
+    reported = values_of(careful.engine, select(Feed.data).where(Feed.topic == "command").order_by(Feed.id))
+    assert [(one["id"], one["state"]) for one in reported] == [(made["id"], "requested"), (made["id"], "refused")]

@@ -145,7 +145,7 @@ def test_two_hundred_streams_read_the_database_once_for_each_change(engine):
         tail = FeedTail(engine)
         await tail.after(0, 0, EVERYBODY)
         say(engine, "a")
-        event.listen(engine, "before_cursor_execute", lambda *told: queries.append(told[2]))
+        event.listen(engine, "before_cursor_execute", lambda *reported: queries.append(reported[2]))
         found = await asyncio.gather(*(tail.after(0, 1, EVERYBODY) for _ in range(200)))
         assert [shown(one) for one in found] == [["a"]] * 200
 
@@ -162,7 +162,7 @@ def test_a_stream_shows_the_jobs_that_it_may_and_asked_for_and_what_belongs_to_n
             tail._before = read_from
             mine = FeedFilter(JobFilter(("a", "b")), ["b", "c"])
             assert shown(await tail.after(0, 1, mine)) == ["b", ""]
-            assert (await tail.after(0, 1, mine)).place == 4
+            assert (await tail.after(0, 1, mine)).position == 4
 
     asyncio.run(story())
 
@@ -177,14 +177,14 @@ def test_what_is_no_longer_in_memory_comes_from_the_database_in_parts(engine, mo
         say(engine, *jobs)
         await tail.after(8, 0, EVERYBODY)
         say(engine, "j8")
-        place, seen, reads = 0, [], 0
+        position, seen, reads = 0, [], 0
         more = True
         while more:
-            found = await tail.after(place, 1, EVERYBODY)
-            place, more = found.place, found.more
+            found = await tail.after(position, 1, EVERYBODY)
+            position, more = found.position, found.more
             seen += shown(found)
             reads += 1
-        assert (seen, place) == ([*jobs, "j8"], 9)
+        assert (seen, position) == ([*jobs, "j8"], 9)
         assert reads > 1
 
     asyncio.run(story())
@@ -195,7 +195,7 @@ def test_a_stream_that_shows_nothing_of_what_came_goes_on_from_the_newest(engine
         tail = FeedTail(engine)
         say(engine, *"aaaa")
         found = await tail.after(0, 0, FeedFilter(JobFilter(("b",))))
-        assert (found.events, found.place, found.more) == ([], 4, False)
+        assert (found.events, found.position, found.more) == ([], 4, False)
 
     asyncio.run(story())
 

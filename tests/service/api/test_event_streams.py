@@ -44,8 +44,8 @@ class Service:
 
     def enrol(self, host, job="j"):
         """An agent of a job."""
-        told = self.http.ask("POST", "/api/v1/agents/enrol", json={"job": job, "host": host}).json()
-        return AgentIdentity(told["agent"], bytes.fromhex(told["secret"]))
+        reported = self.http.ask("POST", "/api/v1/agents/enrol", json={"job": job, "host": host}).json()
+        return AgentIdentity(reported["agent"], bytes.fromhex(reported["secret"]))
 
     def view(self, agent):
         """Post the view of an agent on host h; the orders in the answer."""
@@ -133,15 +133,15 @@ def test_an_agent_gets_all_open_orders_at_once_and_each_change(service, listen):
     [(event, _, first)] = stream.wait(1)
     assert (event, orders_in(first)) == ("orders", [])
     made = service.http.ask("POST", "/api/v1/jobs/j/commands", json={"action": "pause"}).json()
-    _, (_, _, told) = stream.wait(2)
-    [order] = orders_in(told)
+    _, (_, _, reported) = stream.wait(2)
+    [order] = orders_in(reported)
     assert (order["order"], order["attempt"], order["phase"]) == (f"{made['id']}.1", "l.0", "view")
     late = listen(asking(other, "h2"))
     assert orders_in(late.wait(1)[0][2]) == [order]
     assert service.view(agent) == [order]
     service.http.ask("POST", f"/api/v1/commands/{made['id']}/cancel", json={})
-    *_, (_, _, told) = stream.wait(3)
-    assert [one["phase"] for one in orders_in(told)] == ["closed"]
+    *_, (_, _, reported) = stream.wait(3)
+    assert [one["phase"] for one in orders_in(reported)] == ["closed"]
     assert [one["sequence"] for _, _, one in stream.came[:3]] == [0, 1, 2]
 
 

@@ -39,11 +39,11 @@ def test_an_incident_is_explained_and_its_history_stays_short(api, service):
     path = f"/api/v1/incidents/{incident['short_id']}"
     found = api.get(f"{path}/why").json()
     assert found["incident"] == incident["id"]
-    (told,) = found["items"]
-    assert (told["kind"], told["scope"], told["unit"]) == ("straggler", "rank:1", "ratio")
-    assert told["points"]["step"][-1] == incident["detected_step"]
-    assert told["points"]["value"][-1] >= told["points"]["threshold"][-1]
-    assert sum(told["rows"].values()) == incident["detected_step"] + 1
+    (reported,) = found["items"]
+    assert (reported["kind"], reported["scope"], reported["unit"]) == ("straggler", "rank:1", "ratio")
+    assert reported["points"]["step"][-1] == incident["detected_step"]
+    assert reported["points"]["value"][-1] >= reported["points"]["threshold"][-1]
+    assert sum(reported["rows"].values()) == incident["detected_step"] + 1
     assert all("why" not in one["fields"] for one in api.get(path).json()["history"])
     other = api.token(Scope.READ, job="other")
     for hidden in (f"{path}/why", "/api/v1/jobs/gpt/judged"):

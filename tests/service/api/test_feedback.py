@@ -5,7 +5,7 @@ from sqlalchemy import delete, insert, select, update
 
 from rankwatch_service.access.grants import Scope
 from rankwatch_service.access.tokens import TokenKind, create_token
-from rankwatch_service.api.background.housekeeping import RECORD_NS, remove_expired, tell_changed_precision
+from rankwatch_service.api.background.housekeeping import RECORD_NS, remove_expired, report_changed_precision
 from rankwatch_service.policy.control_records import PrecisionSet
 from rankwatch_service.policy.precision import WINDOW_DAYS
 from rankwatch_service.store import job_removal
@@ -83,8 +83,8 @@ def test_every_change_is_in_the_audit_trail_and_in_the_feed_and_a_repeat_is_not(
         ("incident.feedback", "noise"),
     ]
     assert all(row["actor"].startswith("ann (") for row in audited)
-    told = rows_of(service.engine, select(Feed.topic, Feed.job, Feed.data))
-    assert [(topic, job, data["what"]) for topic, job, data in told] == [("incident", "gpt-small", "feedback")] * 3
+    reported = rows_of(service.engine, select(Feed.topic, Feed.job, Feed.data))
+    assert [(topic, job, data["what"]) for topic, job, data in reported] == [("incident", "gpt-small", "feedback")] * 3
 
 
 def test_who_may_answer_about_what(service):
@@ -213,8 +213,8 @@ def test_the_counts_are_metrics(api):
     assert 'rankwatch_incident_feedback{answer="unanswered",kind="hang"} 1.0' in text
 
 
-def told(api):
-    return [record.kinds for record in api.told(PrecisionSet)]
+def reported(api):
+    return [record.kinds for record in api.reported(PrecisionSet)]
 
 
 def test_stream_is_told_the_precision_with_each_answer_that_changes_it(api):
@@ -223,7 +223,7 @@ def test_stream_is_told_the_precision_with_each_answer_that_changes_it(api):
     say(api, "duplicate", incident=second)
     say(api, "useful", incident=second)
     api.ask("DELETE", f"/api/v1/incidents/{first}/feedback")
-    assert told(api) == [{"hang": (0, 1)}, {"hang": (0, 1), "straggler": (1, 0)}, {"straggler": (1, 0)}]
+    assert reported(api) == [{"hang": (0, 1)}, {"hang": (0, 1), "straggler": (1, 0)}, {"straggler": (1, 0)}]
 
 
 def test_stream_is_reported_once_that_incidents_have_left_the_window_or_were_deleted(api):
@@ -232,22 +232,22 @@ def test_stream_is_reported_once_that_incidents_have_left_the_window_or_were_del
     say(api, "noise", incident=old)
     say(api, "useful", incident=young)
     for _ in range(2):
-        tell_changed_precision(api.engine, api.controls, api.clock)
-    assert told(api)[1:] == [{"hang": (1, 1)}]
+        report_changed_precision(api.engine, api.controls, api.clock)
+    assert reported(api)[1:] == [{"hang": (1, 1)}]
     with write(api.engine) as connection:
         moved = api.clock.unix_ns() - WINDOW_NS - 1
         connection.execute(update(Incident).where(Incident.id == old).values(detected_unix_ns=moved))
     for _ in range(2):
-        tell_changed_precision(api.engine, api.controls, api.clock)
+        report_changed_precision(api.engine, api.controls, api.clock)
     change(api.engine, delete(Incident))
-    tell_changed_precision(api.engine, api.controls, api.clock)
-    assert told(api)[2:] == [{"hang": (1, 0)}, {}]
+    report_changed_precision(api.engine, api.controls, api.clock)
+    assert reported(api)[2:] == [{"hang": (1, 0)}, {}]
 
 
 def test_an_api_process_tells_stream_what_has_changed_while_none_ran(api, tmp_path):
     found(api, "noise")
     with running_api(tmp_path, database_url=api.settings.database_url):
-        until("record", lambda: told(api) == [{"hang": (0, 1)}], 30.0)
+        until("record", lambda: reported(api) == [{"hang": (0, 1)}], 30.0)
 
 
 def acted(api, incident, state="applied", requested_by="policy", age_ns=0):

@@ -197,8 +197,8 @@ def test_partitions_show_their_position_and_their_owner(api, reporter):
     reporter.report([PartitionReport(0, 3, 7, 7, 5, 0)], Counter(restarts=0, fenced=2, away=0, rebuilds=1))
     state = api.get("/api/v1/stream").json()
     [partition] = state["partitions"]
-    told = {name: partition[name] for name in ("partition", "owner", "epoch", "position", "end", "lag")}
-    assert told == {"partition": 0, "owner": "host:1", "epoch": 3, "position": 7, "end": 9, "lag": 2}
+    reported = {name: partition[name] for name in ("partition", "owner", "epoch", "position", "end", "lag")}
+    assert reported == {"partition": 0, "owner": "host:1", "epoch": 3, "position": 7, "end": 9, "lag": 2}
     [process] = state["processes"]
     assert process["counters"] == {"restarts": 0, "fenced": 2, "away": 0, "rebuilds": 1}
 
@@ -235,8 +235,8 @@ def test_each_rank_has_its_answer_to_the_newest_order_and_none_to_another(api):
     add_view(api.engine, now, [answered(2, "done", order="ord_0"), progress(3, 1_239)], host="node-2")
     found = ranks(api)
     assert found["order"] == "ord_1"
-    told = [(one["rank"], one["host"], one["answer"], one["step"], one["detail"]) for one in found["items"]]
-    assert told == [
+    reported = [(one["rank"], one["host"], one["answer"], one["step"], one["detail"]) for one in found["items"]]
+    assert reported == [
         (0, "node-1", "done", 1_240, "/ckpt/1240"),
         (1, "node-1", "failed", 1_240, "disk full"),
         (2, "node-2", "", -1, ""),

@@ -46,7 +46,7 @@ def audited(api):
 
 
 def requested(api):
-    return [record.job for record in api.told(JobDeleted)]
+    return [record.job for record in api.reported(JobDeleted)]
 
 
 def act_as_stream(api):

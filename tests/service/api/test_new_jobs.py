@@ -114,4 +114,4 @@ def test_the_api_answers_429_with_retry_after_counts_it_and_tells_the_stream(tmp
         assert send("job-3").status_code == 202
         metrics = api.ask("GET", "/metrics").text
     assert f'rankwatch_ingest_batches_total{{result="too_many_jobs"}} {len(refused)}.0' in metrics
-    assert {record.kind for record in api.told(TelemetryRefused)} == {"limit"}
+    assert {record.kind for record in api.reported(TelemetryRefused)} == {"limit"}

@@ -266,7 +266,7 @@ def test_to_open_a_link_asks_and_changes_nothing(api, links):
         status, text = opened(api, path)
         assert (status, "&lt;script&gt;" in text, "<script" in text) == (200, True, False)
     assert '<form method="post"><button class="primary">Acknowledge</button>' in opened(api, links["acknowledge"])[1]
-    assert api.told(IncidentReview) == api.get("/api/v1/silences").json()["items"] == []
+    assert api.reported(IncidentReview) == api.get("/api/v1/silences").json()["items"] == []
 
 
 def test_the_form_acknowledges_once(api, links):
@@ -274,7 +274,7 @@ def test_the_form_acknowledges_once(api, links):
     for method in ("POST", "GET"):
         status, text = opened(api, links["acknowledge"], method)
         assert (status, "has been used" in text) == (403, True)
-    (record,) = api.told(IncidentReview)
+    (record,) = api.reported(IncidentReview)
     assert (record.incident, record.what, record.actor) == ("inc_1", "acknowledged", "link to pager")
     (audited,) = api.get("/api/v1/audit?action=incident.acknowledged").json()["items"]
     assert (audited["actor"], audited["target"]) == ("link to pager", "inc_1")
@@ -319,7 +319,7 @@ def test_what_is_over_or_deleted_is_reported(api, links):
     assert "are resolved" in opened(api, links["acknowledge"])[1]
     change(api.engine, delete(Outbox))
     assert "not stored any more" in opened(api, links["acknowledge"], "POST")[1]
-    assert api.told(IncidentReview) == []
+    assert api.reported(IncidentReview) == []
 
 
 def test_links_are_the_same_in_every_try_and_of_other_keys_refused(api, links):

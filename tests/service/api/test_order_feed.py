@@ -45,7 +45,7 @@ class Streams:
         self.changes = ChangeFeed(database, lambda: None)
         self.failures = 0
         self.feed = OrderFeed(database, self.changes, self.fail)
-        self.told = Counter()
+        self.reported = Counter()
         self.open = []
 
     async def __aenter__(self):
@@ -63,9 +63,9 @@ class Streams:
 
     def follow(self, job, count):
         async def follow():
-            async with aclosing(self.feed.of(job)) as told:
-                async for body in told:
-                    self.told[job, body] += 1
+            async with aclosing(self.feed.of(job)) as reported:
+                async for body in reported:
+                    self.reported[job, body] += 1
 
         self.open += [asyncio.create_task(follow()) for _ in range(count)]
 
@@ -87,14 +87,14 @@ def test_all_streams_of_a_job_are_told_what_was_read_once(database):
         async with Streams(database) as streams:
             streams.follow("gpt", STREAMS)
             streams.follow("other", 1)
-            await until(lambda: streams.told["gpt", b"{}"] == STREAMS)
+            await until(lambda: streams.reported["gpt", b"{}"] == STREAMS)
             before = database.reads["gpt"]
             assert before <= 2, "the first stream, and a pass"
             database.orders_of["gpt"], database.has_changed = b"{1}", True
-            await until(lambda: streams.told["gpt", b"{1}"] == STREAMS)
+            await until(lambda: streams.reported["gpt", b"{1}"] == STREAMS)
             assert database.reads["gpt"] == before + 1
-            assert streams.told["other", b"{}"] == 1, "its orders have not changed"
-            assert streams.told["gpt", b"{}"] == STREAMS
+            assert streams.reported["other", b"{}"] == 1, "its orders have not changed"
+            assert streams.reported["gpt", b"{}"] == STREAMS
 
     asyncio.run(run())
 
@@ -103,13 +103,13 @@ def test_streams_end_where_the_database_fails_and_those_that_come_back_are_repor
     async def run():
         async with Streams(database) as streams:
             streams.follow("gpt", 2)
-            await until(lambda: streams.told["gpt", b"{}"] == 2)
+            await until(lambda: streams.reported["gpt", b"{}"] == 2)
             database.fails = database.has_changed = True
             await until(lambda: all(one.done() for one in streams.open))
             assert all(isinstance(one.exception(), StoreBusyError) for one in streams.open)
             database.fails = False
             streams.follow("gpt", 1)
-            await until(lambda: streams.told["gpt", b"{}"] == 3)
+            await until(lambda: streams.reported["gpt", b"{}"] == 3)
 
     asyncio.run(run())
 
@@ -119,10 +119,10 @@ def test_one_job_whose_orders_cannot_be_read_ends_no_other_and_is_reported_once_
         async with Streams(database) as streams:
             streams.follow("gpt", 1)
             streams.follow("other", 1)
-            await until(lambda: streams.told["gpt", b"{}"] and streams.told["other", b"{}"])
+            await until(lambda: streams.reported["gpt", b"{}"] and streams.reported["other", b"{}"])
             database.broken.add("gpt")
             database.orders_of["other"], database.has_changed = b"{1}", True
-            await until(lambda: streams.told["other", b"{1}"] and streams.open[0].done())
+            await until(lambda: streams.reported["other", b"{1}"] and streams.open[0].done())
             assert isinstance(streams.open[0].exception(), OrdersUnreadError)
             streams.follow("gpt", 1)
             await until(streams.open[2].done)
@@ -132,7 +132,7 @@ def test_one_job_whose_orders_cannot_be_read_ends_no_other_and_is_reported_once_
             streams.follow("gpt", 1)
             database.orders_of["gpt"] = database.orders_of["other"] = b"{2}"
             database.has_changed = True
-            await until(lambda: streams.told["gpt", b"{2}"] and streams.told["other", b"{2}"])
+            await until(lambda: streams.reported["gpt", b"{2}"] and streams.reported["other", b"{2}"])
 
     asyncio.run(run())
 
@@ -141,14 +141,14 @@ def test_a_job_that_nobody_follows_any_more_is_not_read(database):
     async def run():
         async with Streams(database) as streams:
             streams.follow("gpt", 1)
-            await until(lambda: streams.told["gpt", b"{}"])
+            await until(lambda: streams.reported["gpt", b"{}"])
             streams.open[0].cancel()
             await asyncio.wait(streams.open)
             before = database.reads["gpt"]
             database.has_changed = True
             await until(lambda: streams.changes.generation)
             streams.follow("other", 1)
-            await until(lambda: streams.told["other", b"{}"])
+            await until(lambda: streams.reported["other", b"{}"])
             assert database.reads["gpt"] == before
 
     asyncio.run(run())

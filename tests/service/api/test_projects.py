@@ -42,7 +42,7 @@ def test_an_edit_sets_what_it_names_and_is_told_to_stream_and_audited_once(jobs)
     detail = jobs.get(f"{JOBS}/a").json()
     assert (detail["project"], detail["owner"]) == ("nlp", "bob")
     assert edit(jobs, "a", project="").json()["project"] == ""
-    of_a = [record for record in jobs.told(JobOwnership) if record.job == "a"]
+    of_a = [record for record in jobs.reported(JobOwnership) if record.job == "a"]
     assert of_a == [JobOwnership("a", "nlp", "ann"), JobOwnership("a", "nlp", "bob"), JobOwnership("a", "", "bob")]
     audited = jobs.get("/api/v1/audit?target=a").json()["items"]
     assert [(row["action"], row["fields"]["owner"]) for row in audited] == [
@@ -87,7 +87,7 @@ def test_receivers_and_rules_name_projects(jobs):
     rule = {"id": "r", "mode": "suggest", "action": "stop", "project": "nlp"}
     assert jobs.ask("PUT", "/api/v1/policy", json={"rules": [rule]}).status_code == 200
     assert jobs.get("/api/v1/policy").json()["rules"][0]["project"] == "nlp"
-    assert jobs.told(PolicySet)[-1].rules[0].project == "nlp"
+    assert jobs.reported(PolicySet)[-1].rules[0].project == "nlp"
 
 
 # ---- tokens ----------------------------------------------------------------------------------------------------------
@@ -110,17 +110,17 @@ def enrol(api, job, by):
 def test_a_job_that_begins_inherits_what_its_token_says_once(jobs, how):
     mine = token(jobs, Scope.INGEST, job="new", project="nlp", owner="ann")
     assert [how(jobs, "new", mine) for _ in range(2)] in ([202, 202], [201, 201])
-    assert jobs.told(JobOwnership)[-1] == JobOwnership("new", "nlp", "ann")
-    told = jobs.get("/api/v1/audit?target=new&action=job.edit").json()["items"]
-    assert [(row["fields"]["project"], row["actor"].split()[0]) for row in told] == [("nlp", "a")]
+    assert jobs.reported(JobOwnership)[-1] == JobOwnership("new", "nlp", "ann")
+    reported = jobs.get("/api/v1/audit?target=new&action=job.edit").json()["items"]
+    assert [(row["fields"]["project"], row["actor"].split()[0]) for row in reported] == [("nlp", "a")]
 
 
 def test_the_token_of_one_job_goes_on_when_a_person_moves_the_job_and_moves_it_not_back(jobs):
     mine = token(jobs, Scope.INGEST, job="b", project="nlp")
     edit(jobs, "b", project="vision")
-    before = jobs.told(JobOwnership)
+    before = jobs.reported(JobOwnership)
     assert send(jobs, "b", mine) == 202
-    assert jobs.told(JobOwnership) == before
+    assert jobs.reported(JobOwnership) == before
     assert names(jobs, f"{JOBS}?project=vision") == ["b"]
 
 

@@ -33,7 +33,7 @@ def service(tmp_path):
         yield api, url
 
 
-def told(api):
+def reported(api):
     return [one for entry in api.controls.read(0, 100) for one in decode_control(entry.value).alerts]
 
 
@@ -48,15 +48,15 @@ def test_what_a_prometheus_repeats_is_reported_once_and_ends_when_its_rule_holds
     api, url = service
     with running_prometheus(tmp_path, url, api.token(Scope.ALERT), [FIRING, WATCHDOG]) as change_rules:
         until("it has repeated its alert", lambda: received(api, "repeated") >= 2)
-        (begun,) = told(api)
+        (begun,) = reported(api)
         assert (begun.name, begun.state, begun.severity) == ("DiskFull", "firing", "critical")
         assert (begun.summary, begun.hosts) == ("The disk of node-1:9100 is 97 % full", ("node-1:9100",))
         assert 0 <= time.time() - begun.starts_s < 60
         assert "/graph?g0.expr=" in begun.url
         assert received(api, "own") >= 2
         change_rules([FIRING | {"expr": f"{FULL} > 98"}])
-        until("its end is told", lambda: len(told(api)) == 2)
-    assert [one.state for one in told(api)] == ["firing", "resolved"]
+        until("its end is told", lambda: len(reported(api)) == 2)
+    assert [one.state for one in reported(api)] == ["firing", "resolved"]
 
 
 @needs_amtool
@@ -67,10 +67,10 @@ def test_amtool_adds_an_alert_shows_it_and_ends_it(service, tmp_path):
     alert = ("alert", "add", "LinkDown", "job_name=gpt", "severity=info")
     by_token = f"--http.config.file={config}"
     amtool(url, by_token, *alert, "--annotation=summary=The link is down")
-    (begun,) = told(api)
+    (begun,) = reported(api)
     assert (begun.name, begun.severity, begun.summary) == ("LinkDown", "info", "The link is down")
     (shown,) = json.loads(amtool(url, by_token, "-o", "json", "alert", "query", "severity=info"))
     assert (shown["labels"]["alertname"], shown["status"]["state"]) == ("LinkDown", "active")
     assert json.loads(amtool(url, by_token, "-o", "json", "alert", "query", "severity=critical")) == []
     amtool(url, by_token, *alert, "--start=2026-01-01T00:00:00Z", "--end=2026-01-01T00:01:00Z")
-    assert [one.state for one in told(api)] == ["firing", "resolved"]
+    assert [one.state for one in reported(api)] == ["firing", "resolved"]

@@ -27,7 +27,7 @@ def names(api):
 
 
 def records(api):
-    return [[rule.name for rule in one.rules] for one in api.told(RulesSet)]
+    return [[rule.name for rule in one.rules] for one in api.reported(RulesSet)]
 
 
 def put(api, path, body, **how):
@@ -168,7 +168,7 @@ def add_checkpoint(api, step, ago_ns, **changes):
     add(api.engine, Checkpoint, checkpoint_row("gpt", step, **{"saved_unix_ns": saved_ns} | changes))
 
 
-def told(api, *rules, **policy):
+def reported(api, *rules, **policy):
     answer = api.post(PREVIEW, {"rules": list(rules), **policy}, token=api.token(Scope.READ))
     assert answer.status_code == 200, answer.text
     return answer.json()
@@ -183,7 +183,7 @@ def test_a_rule_would_have_acted_on_some_and_says_why_not_on_others(api):
     add_incident(api, "unsure", 9 * MIN, confidence=0.5)
     add_incident(api, "other-kind", MIN, kind="straggler")
     add_incident(api, "too-old", 8 * DAY)
-    found = told(api, RELAUNCH)
+    found = reported(api, RELAUNCH)
     assert (found["days"], found["incidents"], found["left_out"]) == (7, 5, 0)
     assert [(one["incident_id"], one["mode"], one["reason"]) for one in found["items"]] == [
         ("unsure", "suggest", "confidence 0.50 is below 0.90"),
@@ -202,9 +202,9 @@ def test_hands_off_and_approvals_are_those_of_the_policy_that_is_tried(api):
     add_attempt(api, "relaunch", world_size=100)
     add_checkpoint(api, 400, DAY)
     add_incident(api, "hung", MIN)
-    (held,) = told(api, RELAUNCH, hands_off=True)["items"]
+    (held,) = reported(api, RELAUNCH, hands_off=True)["items"]
     assert (held["mode"], held["reason"]) == ("suggest", "the hands-off switch is on")
-    (acted,) = told(api, RELAUNCH)["items"]
+    (acted,) = reported(api, RELAUNCH)["items"]
     assert (acted["mode"], acted["approval_required"]) == ("act", True)
 
 
@@ -214,12 +214,12 @@ def test_a_capture_in_memory_that_was_replaced_since_was_good_then(api):
     add_checkpoint(api, 400, 2 * MIN, **gone)
     add_incident(api, "nan", MIN, kind="nonfinite")
     rule = {"id": "nan", "kind": "nonfinite", "mode": "act", "action": "rollback"}
-    assert [one["mode"] for one in told(api, rule)["items"]] == ["act"]
+    assert [one["mode"] for one in reported(api, rule)["items"]] == ["act"]
 
 
 def test_what_only_notifies_is_not_listed_and_the_policy_in_force_stays(api):
     add_incident(api, "hung", MIN)
-    assert told(api, {"id": "quiet", "mode": "notify"})["items"] == []
+    assert reported(api, {"id": "quiet", "mode": "notify"})["items"] == []
     assert api.get("/api/v1/policy").json()["rules"] == []
 
 
@@ -232,6 +232,6 @@ def test_only_the_newest_incidents_are_decided(api, monkeypatch):
     add_attempt(api)
     add_incident(api, "older", 2 * MIN)
     add_incident(api, "newest", MIN)
-    found = told(api, RELAUNCH)
+    found = reported(api, RELAUNCH)
     assert ([one["incident_id"] for one in found["items"]], found["left_out"]) == (["newest"], 1)
     assert found["items"][0]["reason"] == "the job does not support relaunch"

@@ -21,14 +21,14 @@ def put(api, *tunings, **more):
     return api.ask("PUT", PATH, json={"tunings": list(tunings), **more})
 
 
-def told(api):
+def reported(api):
     records = [decode_control(one.value) for one in api.controls.read(0, 1_000)]
     return [one for one in records if isinstance(one, TuningSet)]
 
 
 def test_nobody_has_set_version_0(api):
     assert api.get(PATH).json() == {"version": 0, "tunings": [], "actor": "", "at_unix_ns": 0, "at": EPOCH}
-    assert told(api) == []
+    assert reported(api) == []
 
 
 def test_they_are_replaced_as_a_whole_under_the_next_version_and_told_to_stream(api):
@@ -37,19 +37,19 @@ def test_they_are_replaced_as_a_whole_under_the_next_version_and_told_to_stream(
     assert answer.json()["actor"]
     assert api.get(PATH).json() == answer.json()
     assert put(api, {"jobs": "a"}, GPT).json()["version"] == 2
-    assert told(api) == [TuningSet(1, read_tunings([GPT])), TuningSet(2, read_tunings([{"jobs": "a"}, GPT]))]
+    assert reported(api) == [TuningSet(1, read_tunings([GPT])), TuningSet(2, read_tunings([{"jobs": "a"}, GPT]))]
 
 
 def test_one_step_brings_every_setting_back_to_its_default(api):
     put(api, GPT)
     assert (api.ask("DELETE", PATH).json()["version"], api.get(PATH).json()["tunings"]) == (2, [])
-    assert told(api)[-1] == TuningSet(2)
+    assert reported(api)[-1] == TuningSet(2)
 
 
 def test_what_is_in_force_already_is_no_new_version(api):
     first = put(api, GPT).json()
     assert put(api, GPT).json() == first
-    assert len(told(api)) == 1
+    assert len(reported(api)) == 1
 
 
 def test_only_the_version_that_was_read_is_replaced(api):
@@ -84,7 +84,7 @@ def test_bad_input_is_refused_with_what_is_allowed_and_changes_nothing(api, tuni
     assert answer.status_code == 422
     assert said in answer.text
     assert api.get(PATH).json()["version"] == 0
-    assert told(api) == []
+    assert reported(api) == []
 
 
 def test_there_are_at_most_100_tunings(api):

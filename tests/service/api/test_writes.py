@@ -171,12 +171,12 @@ def test_the_policy_is_replaced_as_a_whole_and_sent_to_stream(api):
     assert answer.status_code == 200
     stored = api.get("/api/v1/policy").json()
     assert [rule["id"] for rule in stored["rules"]] == ["bits"]
-    [record] = api.told(PolicySet)
+    [record] = api.reported(PolicySet)
     assert policy_of(record).rules[0].mode is Mode.ACT
     assert policy_of(record).limits.cool_down_s == 5
     on_call = api.token(Scope.OPERATE)
     assert api.ask("PUT", "/api/v1/policy/hands-off", json={"hands_off": True}, token=on_call).status_code == 200
-    assert policy_of(api.told(PolicySet)[-1]).hands_off
+    assert policy_of(api.reported(PolicySet)[-1]).hands_off
     assert api.get("/api/v1/policy").json() == stored | {"hands_off": True}
 
 
@@ -227,7 +227,7 @@ def test_a_body_without_the_json_content_type_is_not_parsed_as_json(api, content
     assert api.get("/api/v1/policy").json()["hands_off"] is False
 
 
-def told(api, job, *can, views_age_s=0.0):
+def reported(api, job, *can, views_age_s=0.0):
     """A job whose ranks have introduced themselves, with the actions that they declare."""
     report(api.engine, job, api.clock.unix_ns() - int(views_age_s * 1e9))
     add(api.engine, Job, job_row(job, world_size=1))
@@ -247,8 +247,8 @@ def refused_at_once(api, job, action, **params):
 
 
 def test_two_launches_under_one_name_are_reported_until_one_of_them_ends(api):
-    told(api, "shared", "pause")
-    told(api, "alone", "pause")
+    reported(api, "shared", "pause")
+    reported(api, "alone", "pause")
 
     def at_once(**launches):
         now = api.clock.unix_ns()
@@ -289,24 +289,24 @@ def test_an_agent_that_carries_no_rank_shows_no_second_launch_and_one_that_does_
 
 @pytest.mark.parametrize("can", [(), ("stop",), ("rollback_memory", "resume", "stop")])
 def test_a_command_that_the_job_does_not_support_is_refused(api, can):
-    told(api, "steered", *can)
+    reported(api, "steered", *can)
     assert "does not support pause; it supports: " in refused_at_once(api, "steered", "pause")
 
 
 def test_commands_to_a_job_with_silent_agents_are_refused(api):
-    told(api, "alone", "pause", views_age_s=25.0)
+    reported(api, "alone", "pause", views_age_s=25.0)
     assert "none of attempt l.0 has reported for 20 s" in refused_at_once(api, "alone", "pause")
 
 
 def test_a_resume_of_a_job_that_is_not_paused_is_refused_and_after_a_requested_pause_it_is_not(api):
-    told(api, "going", "pause", "resume")
+    reported(api, "going", "pause", "resume")
     assert refused_at_once(api, "going", "resume") == "the job is not paused"
     assert api.post("/api/v1/jobs/going/commands", {"action": "pause"}).status_code == 201
     assert api.post("/api/v1/jobs/going/commands", {"action": "resume"}).status_code == 201
 
 
 def test_a_rollback_without_a_checkpoint_to_load_is_refused(api):
-    told(api, "bare", "rollback", "rollback_memory", "relaunch")
+    reported(api, "bare", "rollback", "rollback_memory", "relaunch")
     assert refused_at_once(api, "bare", "rollback") == "there is no checkpoint to go back to"
     saved(api, "bare", "memory", 4, "unproven")
     assert "no good checkpoint to go back to: 1 unproven (memory)" in refused_at_once(api, "bare", "rollback")
@@ -315,7 +315,7 @@ def test_a_rollback_without_a_checkpoint_to_load_is_refused(api):
 
 
 def test_a_relaunch_without_a_good_checkpoint_must_be_requested_from_scratch(api):
-    told(api, "new", "relaunch")
+    reported(api, "new", "relaunch")
     refused = refused_at_once(api, "new", "relaunch")
     assert "training would begin from scratch: the script has registered no checkpoint" in refused
     assert refused.endswith("request it with from_scratch (rankwatch relaunch JOB --from-scratch)")
@@ -328,7 +328,7 @@ def test_a_relaunch_without_a_good_checkpoint_must_be_requested_from_scratch(api
 
 
 def test_a_relaunch_with_a_good_checkpoint_needs_no_option(api):
-    told(api, "old", "relaunch")
+    reported(api, "old", "relaunch")
     saved(api, "old", "local", 4)
     assert api.post("/api/v1/jobs/old/commands", {"action": "relaunch"}).status_code == 201
 
@@ -337,7 +337,7 @@ def test_a_policy_rule_may_choose_the_rollback_mode(api):
     rule = {"id": "bits", "kind": "corruption", "mode": "act", "action": "rollback", "rollback_mode": "relaunch"}
     assert api.ask("PUT", "/api/v1/policy", json={"rules": [rule]}).status_code == 200
     assert api.get("/api/v1/policy").json()["rules"][0]["rollback_mode"] == "relaunch"
-    [record] = api.told(PolicySet)
+    [record] = api.reported(PolicySet)
     assert policy_of(record).rules[0].rollback_mode == "relaunch"
     for wrong in ({"action": "pause"}, {"rollback_mode": "half"}):
         assert api.ask("PUT", "/api/v1/policy", json={"rules": [rule | wrong]}).status_code == 422

@@ -52,8 +52,8 @@ def test_the_oidc_provider_is_asked_whether_it_answers(up, monkeypatch):
             monkeypatch.setenv(f"RANKWATCH_{name.upper()}", value if isinstance(value, str) else json.dumps(value))
         assert checks()["OIDC"] == ("ok", f"{provider.issuer} answers")
         provider.away = True
-        verdict, told = checks()["OIDC"]
-        assert (verdict, "answered 503" in told) == ("finding", True)
+        verdict, reported = checks()["OIDC"]
+        assert (verdict, "answered 503" in reported) == ("finding", True)
 
 
 def test_what_of_the_host_and_its_ports_can_be_read_is_said_and_a_wrong_folder_is_a_finding(up, tmp_path, monkeypatch):
@@ -96,22 +96,22 @@ def test_gpus_tell_what_they_can_and_why_not_the_rest(driver):
     found = gpu_checks()
     assert found["GPU driver"] == ("ok", "version 999.1, 8 devices")
     assert found["GPU 5"] == ("finding", "a device that cannot be opened: the driver has lost it")
-    verdict, told = found["GPU 3"]
-    assert (verdict, told.startswith("Simulated H100, GPU-3; does not tell: ")) == ("ok", True)
-    assert "TotalEccErrors" in told
+    verdict, reported = found["GPU 3"]
+    assert (verdict, reported.startswith("Simulated H100, GPU-3; does not tell: ")) == ("ok", True)
+    assert "TotalEccErrors" in reported
     assert "TotalEccErrors" not in found["GPU 2"][1]
-    assert "pcie_replays" in told
+    assert "pcie_replays" in reported
     assert found["GPU errors"][0] == "ok"
 
 
 def test_without_a_driver_it_says_what_to_do_and_a_driver_that_hangs_is_a_finding(driver, monkeypatch):
     driver(no_driver=True)
-    verdict, told = gpu_checks()["GPU driver"]
-    assert (verdict, "--gpus all" in told) == ("finding", True)
+    verdict, reported = gpu_checks()["GPU driver"]
+    assert (verdict, "--gpus all" in reported) == ("finding", True)
     driver(hangs=True)
     monkeypatch.setattr("rankwatch_service.cli.commands.doctor.ANSWER_WITHIN_S", 0.5)
-    verdict, told = gpu_checks()["GPU driver"]
-    assert (verdict, told.startswith("does not answer within")) == ("finding", True)
+    verdict, reported = gpu_checks()["GPU driver"]
+    assert (verdict, reported.startswith("does not answer within")) == ("finding", True)
 
 
 def test_doctor_finds_nothing_in_a_working_installation(terminal, to, tmp_path):
@@ -142,20 +142,20 @@ def asked(role: str, folder: Path) -> Result:
     return CliRunner().invoke(app, ["health", *filter(None, [role]), "--data", str(folder)])
 
 
-def told(engine: Engine, host: str, age_s: float) -> None:
+def reported(engine: Engine, host: str, age_s: float) -> None:
     at = SystemClock().unix_ns() - int(age_s * 1e9)
     row = {"owner": f"{host}:42", "started_unix_ns": at, "counters": {}, "at_unix_ns": at}
     add(engine, StreamProcess, row)
 
 
 def test_a_stream_process_of_this_host_that_reported_is_healthy(tmp_path: Path, store: Engine) -> None:
-    told(store, socket.gethostname(), 3.0)
+    reported(store, socket.gethostname(), 3.0)
     assert asked("stream", tmp_path).exit_code == 0
 
 
 @pytest.mark.parametrize(("host", "age_s"), [(socket.gethostname(), 45.0), ("elsewhere", 1.0)])
 def test_a_silent_or_remote_stream_process_is_not_healthy(tmp_path, store, host, age_s):
-    told(store, host, age_s)
+    reported(store, host, age_s)
     result = asked("stream", tmp_path)
     assert isinstance(result.exception, CliError)
     assert result.exception.status is Status.FINDINGS
@@ -166,7 +166,7 @@ def test_a_notifier_is_healthy_while_somebody_holds_its_lease(tmp_path: Path, st
     assert Lease(store, "notify", SystemClock()).hold()
     assert asked("notify", tmp_path).exit_code == 0
     assert isinstance(asked("", tmp_path).exception, CliError), "no stream process has reported"
-    told(store, socket.gethostname(), 3.0)
+    reported(store, socket.gethostname(), 3.0)
     assert asked("", tmp_path).exit_code == 0
 
 

@@ -71,15 +71,15 @@ def test_what_the_service_has_to_prove_comes_with_its_token(config, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("endpoint", "told"),
+    ("endpoint", "reported"),
     [
         (ServiceEndpoint("http://10.0.0.1:8770", "t"), "RANKWATCH_INSECURE=1"),
         (ServiceEndpoint("ftp://h", "t"), "is not the URL of a service"),
         (ServiceEndpoint("https://h", "t", Trust(ca_file="/nonexistent")), "/nonexistent cannot be used: No such file"),
     ],
 )
-def test_a_client_refuses_before_anything_is_sent(endpoint, told):
-    with pytest.raises(CliError, match=told):
+def test_a_client_refuses_before_anything_is_sent(endpoint, reported):
+    with pytest.raises(CliError, match=reported):
         CliClient(endpoint)
 
 
@@ -88,12 +88,12 @@ def test_a_client_sends_no_token_to_who_does_not_prove_itself(tmp_path):
     served = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     served.load_cert_chain(tmp_path / "c.pem", tmp_path / "k.pem")
     with AgentService(served) as service:
-        for trust, told in (
+        for trust, reported in (
             (Trust("ab" * 32), r"^https://127.0.0.1:\d+: the service has another certificate"),
             (Trust(), "not trusted .self-signed"),
         ):
             client = CliClient(ServiceEndpoint(service.url, "t", trust))
-            with pytest.raises(CliError, match=told):
+            with pytest.raises(CliError, match=reported):
                 client.post("/api/v1/agents/view", {})
         assert service.tokens == []
         pin = pin_of(tmp_path / "c.pem")

@@ -22,7 +22,7 @@ POINTS = [[120, 1.0, 12.0, 20.0, 7, 1.07, ""], [121, 2.0, 20.5, 20.0, 8, 1.07, s
 @pytest.fixture(scope="module", autouse=True)
 def filled(api):
     """An incident that is explained, one that is not, and a job."""
-    told = explanation(
+    reported = explanation(
         finding(Kind.STRAGGLER, scope="rank:1", onset_step=114, detected_step=122),
         SLOW,
         [*POINTS, [122, 3.0, 21.0, 20.0, 9, 1.08, ""]],
@@ -36,7 +36,7 @@ def filled(api):
     over = {"state": "resolved", "resolved_unix_ns": 1}
     add(api.engine, Incident, incident_row(id="inc_3", **over))
     add(api.engine, Incident, incident_row(id="inc_4", **over, evidence={"ended_with_job": True}))
-    add(api.engine, IncidentTransition, **opened, fields={"why": [told]})
+    add(api.engine, IncidentTransition, **opened, fields={"why": [reported]})
     service = Service(api.engine)
     stream = service.started()
     service.train(*range(50))
@@ -57,8 +57,8 @@ def test_an_incident_is_explained_with_what_it_needed_to_be_reported_earlier(ran
 
 
 def test_the_explanation_is_part_of_the_json_if_asked_for(rankwatch):
-    (told,) = json.loads(rankwatch("incidents", "show", "inc_1", "--why", "--json")[1])["why"]
-    assert told["points"]["value"] == [12.0, 20.5, 21.0]
+    (reported,) = json.loads(rankwatch("incidents", "show", "inc_1", "--why", "--json")[1])["why"]
+    assert reported["points"]["value"] == [12.0, 20.5, 21.0]
     assert "why" not in json.loads(rankwatch("incidents", "show", "inc_1", "--json")[1])
 
 

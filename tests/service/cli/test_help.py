@@ -47,8 +47,8 @@ def test_commands_have_help():
     done = run("agent", "--help")  # it becomes another process
     assert (done.returncode, "--dir" in done.stdout) == (0, True)
     for command in ((), ("up",), ("pause",), ("token", "create"), ("incidents",)):
-        told = CliRunner().invoke(app, [*command, "--help"])
-        assert (told.exit_code, told.stderr, "Usage" in told.stdout) == (0, "", True), command
+        reported = CliRunner().invoke(app, [*command, "--help"])
+        assert (reported.exit_code, reported.stderr, "Usage" in reported.stdout) == (0, "", True), command
 
 
 def test_the_version_is_that_of_the_package():

@@ -84,7 +84,7 @@ def test_the_state_of_an_incident_says_whether_the_job_ended_before_it_was_over(
 
 
 @pytest.mark.parametrize(
-    ("evidence", "told"),
+    ("evidence", "reported"),
     [
         ({"os_state": "?", "phase": "", "signal": None, "hosts": [], "pids": {}}, []),
         ({"how": "zombie"}, [("exit status is from", "the process table")]),
@@ -97,8 +97,8 @@ def test_the_state_of_an_incident_says_whether_the_job_ended_before_it_was_over(
         ({"value": float("nan"), "usual": 2.0}, [("value", "nan"), ("usual", "2")]),
     ],
 )
-def test_evidence_is_reported_with_units_beside_what_is_usual_and_without_what_is_missing(evidence, told):
-    assert [(name.strip(), text.plain) for name, text in evidence_rows(evidence)] == told
+def test_evidence_is_reported_with_units_beside_what_is_usual_and_without_what_is_missing(evidence, reported):
+    assert [(name.strip(), text.plain) for name, text in evidence_rows(evidence)] == reported
 
 
 JOB = {"name": "gpt", "world_size": 1_024, "step": 5_230, "step_time_s": 1.5, "accelerated": True}

@@ -86,9 +86,9 @@ def test_whoever_makes_the_token_of_a_job_learns_what_it_admits_and_where_it_is_
         result = CliRunner().invoke(app, ["token", "job", "gpt", *more, "--data", str(data)])
         assert result.stdout.startswith("rankwatch_job_")
         assert len(result.stdout.splitlines()) == 1
-        told = " ".join(result.stderr.split())
-        assert admits in told
-        assert database in told
+        reported = " ".join(result.stderr.split())
+        assert admits in reported
+        assert database in reported
     invoke(data, "create", "sam", "--scope", "read")
     table = invoke(data, "list").splitlines()
     assert sorted(line[table[0].index("hosts") :].split()[0] for line in table[1:]) == ["16", "any", "–"]

@@ -51,8 +51,8 @@ def test_a_job_is_exported_and_a_tuning_previewed(rankwatch, terminal, api, tmp_
     store(api.engine, Job(world_size=4, steps=160, seed=5).inject(Slow(3, 100, 1.5)))
     status, _, err = rankwatch("jobs", "export", "gpt", str(tmp_path / "gpt.parquet"))
     assert (status, err.split()[-1]) == (0, "bytes"), err
-    told = terminal.run("replay", str(tmp_path / "gpt.parquet"), "--json")[1].splitlines()
-    assert "straggler" in [json.loads(line).get("kind") for line in told]
+    reported = terminal.run("replay", str(tmp_path / "gpt.parquet"), "--json")[1].splitlines()
+    assert "straggler" in [json.loads(line).get("kind") for line in reported]
     deaf = {"straggler.wall.ratio_min": 3.0, "hang.steps": 9.0}
     (tmp_path / "deaf.json").write_text(json.dumps({"tunings": [{"settings": deaf}]}))
     status, out, err = rankwatch("tuning", "preview", "gpt", str(tmp_path / "deaf.json"))

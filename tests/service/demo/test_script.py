@@ -41,7 +41,7 @@ def test_a_scene_in_which_all_went_well_passes(scene: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("played", "told"),
+    ("played", "reported"),
     [
         (SceneResult(NAN, state="no nonfinite incident within 30 s"), "found"),
         (outcome(incident=outcome().incident | {"ranks": [0]}), "rank 1 named"),
@@ -59,9 +59,9 @@ def test_a_scene_in_which_all_went_well_passes(scene: Any) -> None:
         (outcome(incident=outcome().incident | {"state": "open"}), "recovered"),
     ],
 )
-def test_a_scene_fails_by_the_one_thing_that_went_wrong(played: SceneResult, told: str) -> None:
+def test_a_scene_fails_by_the_one_thing_that_went_wrong(played: SceneResult, reported: str) -> None:
     (what,) = wrong(checks(played))
-    assert told in what
+    assert reported in what
 
 
 def test_an_incident_that_no_scene_made_is_reported() -> None:

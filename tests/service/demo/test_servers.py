@@ -77,10 +77,10 @@ def test_a_given_kafka_has_no_topic_of_the_demo_afterwards(tmp_path: Path, any_b
 def test_a_kafka_that_does_not_answer_is_reported_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rankwatch_service.log.kafka_topics.opened", lambda kind, kafka: opened(kind, kafka, 0.5))
     address = f"127.0.0.1:{free_port()}"
-    with pytest.raises(BackingError) as told, stand_on(Backing(address), tmp_path, {}):
+    with pytest.raises(BackingError) as reported, stand_on(Backing(address), tmp_path, {}):
         pass
-    assert address in str(told.value)
-    assert "\n" not in str(told.value)
+    assert address in str(reported.value)
+    assert "\n" not in str(reported.value)
 
 
 def test_a_missing_package_is_named_with_the_way_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -140,12 +140,12 @@ APART = [
 """Two root causes each."""
 
 
-def told_of(findings: Sequence[Finding]) -> tuple[list[Incident], list[Update]]:
+def reported_of(findings: Sequence[Finding]) -> tuple[list[Incident], list[Update]]:
     """The incidents that are open in the end, and all transitions, when findings come one by one."""
     correlator = Correlator("gpt")
     correlator.begin("l.0")
-    told = [news for one in findings for news in correlator.evaluate([one], TOPOLOGY)]
-    return correlator.open, told
+    reported = [news for one in findings for news in correlator.evaluate([one], TOPOLOGY)]
+    return correlator.open, reported
 
 
 def heads(incidents: Sequence[Incident]) -> list[Head]:
@@ -157,7 +157,7 @@ def test_a_cascade_is_one_incident_in_whatever_order_it_is_found(cascade):
     whole = sorted((one.kind, str(one.scope)) for one in cascade.findings)
     gravest = max((one.severity for one in cascade.findings), key=GRAVITY.index)
     for order in permutations(cascade.findings):
-        incidents, _ = told_of(order)
+        incidents, _ = reported_of(order)
         assert heads(incidents) == [cascade.head]
         assert sorted((part.kind, str(part.scope)) for part in incidents[0].parts) == whole
         assert incidents[0].severity is gravest
@@ -166,39 +166,39 @@ def test_a_cascade_is_one_incident_in_whatever_order_it_is_found(cascade):
 @pytest.mark.parametrize("cascade", CASCADES, ids=lambda cascade: cascade.name)
 def test_a_cascade_that_is_found_as_it_happens_is_reported_once_and_when_it_gets_graver(cascade):
     in_time = sorted(cascade.findings, key=lambda one: one.detected_time_s)
-    _, told = told_of(in_time)
+    _, reported = reported_of(in_time)
     gravities = [one.severity for one in in_time]
     raises = sum(gravity is CRITICAL and CRITICAL not in gravities[:at] for at, gravity in enumerate(gravities) if at)
-    assert [news.what for news in told].count(TransitionKind.OPENED) == 1
-    assert [news.what for news in told].count(TransitionKind.UPDATED) <= max(raises, 1)
+    assert [news.what for news in reported].count(TransitionKind.OPENED) == 1
+    assert [news.what for news in reported].count(TransitionKind.UPDATED) <= max(raises, 1)
 
 
 @pytest.mark.parametrize("pair", APART, ids=lambda pair: " and ".join(f"{one.kind} {one.scope}" for one in pair))
 @pytest.mark.parametrize("swapped", [False, True])
 def test_two_root_causes_at_once_are_two_incidents(pair, swapped):
-    incidents, told = told_of(pair[::-1] if swapped else pair)
+    incidents, reported = reported_of(pair[::-1] if swapped else pair)
     assert sorted((one.kind, one.first.scope) for one in incidents) == sorted((one.kind, one.scope) for one in pair)
-    assert [news.what for news in told] == [TransitionKind.OPENED, TransitionKind.OPENED]
+    assert [news.what for news in reported] == [TransitionKind.OPENED, TransitionKind.OPENED]
 
 
 @settings(max_examples=50)
 @given(data=st.data())
 def test_two_cascades_at_once_are_two_incidents_in_whatever_order_they_are_found(data):
-    incidents, _ = told_of(data.draw(st.permutations((*SLOW_HOST.findings, *POISONED.findings))))
+    incidents, _ = reported_of(data.draw(st.permutations((*SLOW_HOST.findings, *POISONED.findings))))
     assert heads(incidents) == sorted([SLOW_HOST.head, POISONED.head])
 
 
 def test_incidents_that_turn_out_to_be_one_go_on_as_the_oldest():
-    (incident,), told = told_of(THREE)
-    first, second = (news.incident.id for news in told[:2])
-    assert [(news.what, news.incident.id) for news in told] == [
+    (incident,), reported = reported_of(THREE)
+    first, second = (news.incident.id for news in reported[:2])
+    assert [(news.what, news.incident.id) for news in reported] == [
         (TransitionKind.OPENED, first),
         (TransitionKind.OPENED, second),
         (TransitionKind.UPDATED, first),
         (TransitionKind.RESOLVED, second),
     ]
     assert (incident.id, incident.kind) == (first, Kind.STRAGGLER)
-    assert told[-1].text.startswith(f"merged into {short(told[0].incident.id)}")
+    assert reported[-1].text.startswith(f"merged into {short(reported[0].incident.id)}")
 
 
 def test_an_incident_that_others_went_into_lasts_as_long_as_their_parts():
@@ -215,16 +215,16 @@ def test_an_incident_that_others_went_into_lasts_as_long_as_their_parts():
 
 def test_a_warning_that_becomes_critical_is_reported_again_however_soon():
     slow, hung = CASCADES[0].findings[0], found(Kind.HANG, onset=206, ranks=(5,), severity=CRITICAL)
-    _, told = told_of([slow, hung])
+    _, reported = reported_of([slow, hung])
     assert hung.detected_time_s - slow.detected_time_s < SETTLE_S
-    assert [news.what for news in told] == [TransitionKind.OPENED, TransitionKind.UPDATED]
+    assert [news.what for news in reported] == [TransitionKind.OPENED, TransitionKind.UPDATED]
 
 
 def test_a_slow_rank_explains_as_much_of_a_slow_job_as_noise_allows():
     rank = found(Kind.STRAGGLER, "rank:1", evidence={"ratio": 1.1, "peers_busy_s": 0.7})
     job = found(Kind.SLOWDOWN, evidence={"ratio": 1.2, "usual_s": 1.0})
-    assert len(told_of([rank, job])[0]) == 1
-    assert len(told_of([rank, replace(job, evidence={"ratio": 1.22, "usual_s": 1.0})])[0]) == 2
+    assert len(reported_of([rank, job])[0]) == 1
+    assert len(reported_of([rank, replace(job, evidence={"ratio": 1.22, "usual_s": 1.0})])[0]) == 2
 
 
 def ended(attempt: str, rank: int = 5, onset: int = 300, at_s: float = 300.0) -> Finding:
@@ -234,33 +234,33 @@ def ended(attempt: str, rank: int = 5, onset: int = 300, at_s: float = 300.0) ->
 
 def lived_through(*ends: Finding, from_step: int = 280) -> tuple[Correlator, list[Update]]:
     """Each launch goes on from a step and comes as far as its end; the last one that far and three steps further."""
-    correlator, told = Correlator("gpt"), []
+    correlator, reported = Correlator("gpt"), []
     for end, after in zip(ends, [*(end.onset_step for end in ends[1:]), ends[-1].onset_step + 3], strict=True):
         correlator.begin(end.attempt)
-        told += correlator.evaluate([end], TOPOLOGY)
+        reported += correlator.evaluate([end], TOPOLOGY)
         launch = f"{chr(ord(end.attempt[0]) + 1)}.0"
         correlator.begin(launch)
         for step in range(from_step, after):
-            told += correlator.progress(launch, step, end.detected_time_s + step)
-    return correlator, told
+            reported += correlator.progress(launch, step, end.detected_time_s + step)
+    return correlator, reported
 
 
 def test_a_job_that_dies_before_it_got_any_further_is_the_same_incident():
     ends = [ended("l.0"), ended("m.0", onset=299, at_s=400.0), ended("n.0", at_s=500.0)]
-    correlator, told = lived_through(*ends)
-    assert [str(news.what) for news in told] == ["opened", "evidence", "evidence", "resolved"]
+    correlator, reported = lived_through(*ends)
+    assert [str(news.what) for news in reported] == ["opened", "evidence", "evidence", "resolved"]
     assert correlator.open == []
 
 
 def test_a_job_that_dies_again_after_it_got_further_is_another_incident():
-    correlator, told = lived_through(ended("l.0"), ended("m.0", onset=320, at_s=400.0))
-    assert [str(news.what) for news in told] == ["opened", "resolved", "opened", "resolved"]
+    correlator, reported = lived_through(ended("l.0"), ended("m.0", onset=320, at_s=400.0))
+    assert [str(news.what) for news in reported] == ["opened", "resolved", "opened", "resolved"]
     assert correlator.open == []
 
 
 def test_another_host_that_dies_in_the_next_launch_is_another_incident():
-    _, told = lived_through(ended("l.0"), ended("m.0", rank=1, at_s=400.0))
-    assert [news.what for news in told].count(TransitionKind.OPENED) == 2
+    _, reported = lived_through(ended("l.0"), ended("m.0", rank=1, at_s=400.0))
+    assert [news.what for news in reported].count(TransitionKind.OPENED) == 2
 
 
 BEGAN_S = 1_800_000_000.0
@@ -268,7 +268,7 @@ SIGTERM, SIGKILL = 15, 9
 BROKEN = {"type": "RuntimeError", "message": "[gloo] Connection closed by peer", "left": False}
 LOST_RANK = {"code": 1, "signal": None, "error": "RuntimeError: [gloo] Connection closed by peer", "left": False}
 ENDED = {"code": None, "signal": SIGTERM, "error": "", "left": False}
-TOLD_AT_ONCE, GAP_S, LATE_S = 0.2, 4.0, 12.0
+REPORTED_AT_ONCE, GAP_S, LATE_S = 0.2, 4.0, 12.0
 
 
 def ns(after_s: float) -> int:
@@ -304,7 +304,7 @@ CULPRITS = {
 }
 
 
-@pytest.mark.parametrize("delays_s", [*itertools.permutations((TOLD_AT_ONCE, GAP_S, LATE_S))])
+@pytest.mark.parametrize("delays_s", [*itertools.permutations((REPORTED_AT_ONCE, GAP_S, LATE_S))])
 @pytest.mark.parametrize("way", CULPRITS)
 def test_the_incident_is_of_the_rank_that_ended_by_itself_whichever_host_is_late(way, delays_s):
     said, *more = CULPRITS[way]

@@ -14,12 +14,12 @@ SAVE, RESTORE = finding(Kind.CHECKPOINT_FAILED, ranks=(3,)), finding(Kind.RESTOR
 
 def evaluate(correlator, *findings) -> list[tuple[str, str]]:
     """(what, kind of the incident) of everything told."""
-    return [(str(told.what), str(told.incident.kind)) for told in correlator.evaluate(findings, TOPOLOGY)]
+    return [(str(reported.what), str(reported.incident.kind)) for reported in correlator.evaluate(findings, TOPOLOGY)]
 
 
 def go_on(correlator, attempt, frames=PROGRESS_FRAMES, from_step=100) -> list[str]:
     steps = range(from_step, from_step + frames)
-    return [str(told.what) for step in steps for told in correlator.progress(attempt, step, 2_000.0)]
+    return [str(reported.what) for step in steps for reported in correlator.progress(attempt, step, 2_000.0)]
 
 
 def test_a_finding_opens_an_incident_and_its_end_resolves_it(correlator):
@@ -179,7 +179,7 @@ def test_news_of_an_attempt_that_is_over_is_over_soon_too(correlator):
 
 def test_the_end_of_the_job_ends_everything(correlator):
     evaluate(correlator, finding(Kind.LOSS_DIVERGENCE), finding(Kind.STRAGGLER, scope="rank:3"))
-    assert [str(told.what) for told in correlator.finish(500, 3_000.0)] == ["resolved", "resolved"]
+    assert [str(reported.what) for reported in correlator.finish(500, 3_000.0)] == ["resolved", "resolved"]
 
 
 def test_open_incidents_are_bounded(correlator, monkeypatch):
@@ -262,8 +262,8 @@ def test_what_is_about_senders_neither_causes_nor_ends_with_what_happens_in_trai
 
 def test_a_host_whose_ranks_follow_within_seconds_is_reported_once(correlator):
     for second, rank in enumerate((4, 5, 6, 7)):
-        told = evaluate(correlator, finding(Kind.STRAGGLER, scope=f"rank:{rank}", detected_time_s=1_001.0 + second))
-        assert told == [("evidence" if second else "opened", "straggler")]
+        reported = evaluate(correlator, finding(Kind.STRAGGLER, scope=f"rank:{rank}", detected_time_s=1_001.0 + second))
+        assert reported == [("evidence" if second else "opened", "straggler")]
     assert str(correlator.open[0].scope) == "host:node-1"
 
 
@@ -312,11 +312,11 @@ def test_a_job_that_was_ended_on_request_takes_with_it_all_that_was_open(correla
     evaluate(correlator, finding(Kind.STRAGGLER, scope="rank:5"), finding(Kind.LOSS_SPIKE))
     asked = {"severity": Severity.INFO, "onset_time_s": 1_100.0, "detected_time_s": 1_100.0, "onset_step": 200}
     evaluate(correlator, finding(Kind.RANK_LOST, scope="rank:2", **asked))
-    told = correlator.evaluate(
+    reported = correlator.evaluate(
         [finding(Kind.RANK_LOST, Change.CLOSE, "rank:2", evidence={"ended_on_request": True}, **asked)], TOPOLOGY
     )
-    assert {str(one.what) for one in told} == {"resolved"}
-    assert {one.text for one in told} == {"rank_lost of rank:2"}
+    assert {str(one.what) for one in reported} == {"resolved"}
+    assert {one.text for one in reported} == {"rank_lost of rank:2"}
     assert correlator.open == []
 
 

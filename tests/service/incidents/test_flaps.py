@@ -19,8 +19,8 @@ def ends(correlator, at_s, kind=Kind.HANG, **fields):
     return correlator.evaluate([finding(kind, Change.CLOSE, detected_time_s=at_s, **fields)], TOPOLOGY)
 
 
-def what(told):
-    return [news.what for news in told]
+def what(reported):
+    return [news.what for news in reported]
 
 
 @pytest.fixture
@@ -43,18 +43,18 @@ def away(correlator):
 
 
 def test_nine_hangs_in_a_minute_are_one_incident_that_opens_once_and_resolves_once(correlator):
-    told = []
+    reported = []
     for at_s in range(1_000, 1_060, 7):
-        told += begins(correlator, at_s, onset_step=at_s)
-        told += correlator.resolve_ended(at_s + 3)
-        told += ends(correlator, at_s + 4, detected_step=at_s)
-    told += correlator.resolve_ended(1_060 + FLAPPING_QUIET_S - 2)
-    told += correlator.resolve_ended(1_060 + FLAPPING_QUIET_S)
-    assert [moment for moment in what(told) if moment is not TransitionKind.EVIDENCE] == [
+        reported += begins(correlator, at_s, onset_step=at_s)
+        reported += correlator.resolve_ended(at_s + 3)
+        reported += ends(correlator, at_s + 4, detected_step=at_s)
+    reported += correlator.resolve_ended(1_060 + FLAPPING_QUIET_S - 2)
+    reported += correlator.resolve_ended(1_060 + FLAPPING_QUIET_S)
+    assert [moment for moment in what(reported) if moment is not TransitionKind.EVIDENCE] == [
         TransitionKind.OPENED,
         TransitionKind.RESOLVED,
     ]
-    (incident,) = {news.incident.id: news.incident for news in told}.values()
+    (incident,) = {news.incident.id: news.incident for news in reported}.values()
     assert incident.evidence["flaps"] == 8
     assert (incident.resolved_step, incident.resolved_time_s) == (1_056, 1_060.0)
 
@@ -73,8 +73,8 @@ def test_a_hang_that_was_over_before_the_job_ended_lasted_until_it_ended_by_itse
     begins(correlator, 1_000.0)
     ends(correlator, 1_010.0, detected_step=120)
     (incident,) = correlator.open
-    (told,) = correlator.finish(125, 1_014.0)
-    assert (told.what, told.text) == (TransitionKind.RESOLVED, "Hang had ended by itself; the job ended")
+    (reported,) = correlator.finish(125, 1_014.0)
+    assert (reported.what, reported.text) == (TransitionKind.RESOLVED, "Hang had ended by itself; the job ended")
     assert (incident.resolved_step, incident.resolved_time_s) == (120, 1_010.0)
     assert "ended_with_job" not in incident.evidence
     assert "The job has ended" not in incident.summary
@@ -147,8 +147,10 @@ def test_what_a_person_has_resolved_is_not_opened_again(correlator, away):
 def test_a_hang_that_was_ended_by_a_relaunch_resolves_as_soon_as_training_goes_on(correlator):
     begins(correlator, 1_000.0)
     correlator.begin("m.0")
-    told = [news for step in range(101, 101 + PROGRESS_FRAMES) for news in correlator.progress("m.0", step, 1_020.0)]
-    assert what(told) == [TransitionKind.RESOLVED]
+    reported = [
+        news for step in range(101, 101 + PROGRESS_FRAMES) for news in correlator.progress("m.0", step, 1_020.0)
+    ]
+    assert what(reported) == [TransitionKind.RESOLVED]
 
 
 def test_a_loss_spike_that_follows_another_is_another_incident(correlator):

@@ -73,10 +73,10 @@ def test_a_rank_without_a_stack_says_why():
 
 
 def test_stacks_of_agents_that_name_no_place_are_grouped_by_their_text_without_addresses():
-    def told(address: str, line: int) -> dict:
+    def reported(address: str, line: int) -> dict:
         return {"stack": f"Thread 0x{address}:\n  File a.py, line {line}", "os_state": "R", "reason": ""}
 
-    shown = grouped({0: told("7f00", 3), 1: told("7f01", 3), 2: told("7f02", 9)})
+    shown = grouped({0: reported("7f00", 3), 1: reported("7f01", 3), 2: reported("7f02", 9)})
     assert [one["ranks"] for one in shown["stacks"]] == ["2", "0-1"]
     assert shown[SENTENCE] == "2 of 3 ranks stand at one place; rank 2 elsewhere."
 
@@ -220,8 +220,8 @@ def test_where_no_rank_answers_the_evidence_says_so_once():
     assert answers.due([incident], 8, opened_s + 100) == [], "nobody was asked"
     incident.actions.append(incident.action_key("stacks"))
     assert answers.due([incident], 8, opened_s + 59) == []
-    (told,) = answers.due([incident], 8, opened_s + 60)
-    assert (told.text, incident.evidence[SENTENCE]) == (NO_ANSWER, NO_ANSWER)
+    (reported,) = answers.due([incident], 8, opened_s + 60)
+    assert (reported.text, incident.evidence[SENTENCE]) == (NO_ANSWER, NO_ANSWER)
     assert answers.due([incident], 8, opened_s + 61) == []
 
 
@@ -261,9 +261,9 @@ def suspected(incident: Incident) -> list[str]:
 )
 def test_a_hang_after_a_condition_is_an_incident_of_its_own_that_names_it(correlator, condition) -> None:
     correlator.evaluate([condition], TOPOLOGY)
-    (opened, told) = correlator.evaluate([HANG], TOPOLOGY)
+    (opened, reported) = correlator.evaluate([HANG], TOPOLOGY)
     assert (str(opened.what), opened.incident.kind, opened.incident.summary) == ("opened", Kind.HANG, HANG.summary)
-    assert (str(told.what), suspected(told.incident)) == ("evidence", [condition.summary])
+    assert (str(reported.what), suspected(reported.incident)) == ("evidence", [condition.summary])
     unfelt = condition.kind is Kind.DEVICE_DEGRADED  # what training feels is an incident of its own
     assert [(one.kind, one.severity) for one in correlator.open] == [
         (condition.kind, Severity.INFO if unfelt else Severity.WARNING),

@@ -124,7 +124,7 @@ FAULTS = [
 ]  # fmt: skip
 
 
-def told(fault: HardwareFault) -> Iterator[Observation]:
+def reported(fault: HardwareFault) -> Iterator[Observation]:
     """The job with all reports of the fault, in the order of time."""
     job = Job(RANKS, fault.steps, 3, step_s=1.0, placement=RankPlacement(ranks_per_host=PER_HOST)).inject(
         *([fault.felt] if fault.felt else [])
@@ -193,7 +193,7 @@ def incidents(observations: Iterator[Observation]) -> Sequence[Incident]:
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_fault_of_hardware_is_one_incident_by_its_kind_device_and_cause(fault: HardwareFault) -> None:
     severity, effect = FELT[fault.felt] if fault.felt else ("info", "")
-    incident, *others = sorted(incidents(told(fault)), key=lambda one: one.kind != fault.kind)
+    incident, *others = sorted(incidents(reported(fault)), key=lambda one: one.kind != fault.kind)
     assert [str(other.kind) for other in others] == [effect] * fault.apart
     assert all(other.evidence["suspected_causes"][0]["kind"] == fault.kind for other in others)
     assert (incident.kind, incident.severity) == (fault.kind, fault.severity or severity)
@@ -203,7 +203,7 @@ def test_a_fault_of_hardware_is_one_incident_by_its_kind_device_and_cause(fault:
 
 
 def test_without_a_fault_nothing_is_reported() -> None:
-    assert not incidents(told(HardwareFault("none")))
+    assert not incidents(reported(HardwareFault("none")))
 
 
 def test_a_slow_rank_on_another_host_than_a_hot_device_is_an_incident_of_its_own() -> None:

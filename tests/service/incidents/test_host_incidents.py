@@ -50,7 +50,7 @@ SOFTWARE = {
 }
 
 
-def told(kind: Kind, severity: Severity, cause: str, evidence: dict[str, Any], scope: str = "rank:5") -> Finding:
+def reported(kind: Kind, severity: Severity, cause: str, evidence: dict[str, Any], scope: str = "rank:5") -> Finding:
     return finding(kind, scope=scope, severity=severity, cause=cause, evidence=evidence)
 
 
@@ -65,33 +65,33 @@ def on_record(*findings: Finding) -> set[tuple[str, str, str, str]]:
 
 @pytest.mark.parametrize("found", HARDWARE.values(), ids=HARDWARE)
 def test_what_says_something_about_hardware_goes_on_record(found):
-    (entry,) = on_record(told(*found))
+    (entry,) = on_record(reported(*found))
     assert entry[:3] == ("node-1", "GPU-5", str(found[0]))
 
 
 @pytest.mark.parametrize("found", SOFTWARE.values(), ids=SOFTWARE)
 def test_what_may_be_due_to_the_script_a_signal_or_a_request_does_not(found):
-    assert on_record(told(*found)) == set()
+    assert on_record(reported(*found)) == set()
 
 
 @pytest.mark.parametrize("effect", [Kind.HANG, Kind.RANK_LOST, Kind.NONFINITE])
 def test_what_a_fault_of_a_device_causes_counts_with_it(effect):
-    found = told(Kind.DEVICE_FAULT, WARNING, "device", ECC), told(effect, CRITICAL, "", {})
+    found = reported(Kind.DEVICE_FAULT, WARNING, "device", ECC), reported(effect, CRITICAL, "", {})
     for order in (found, found[::-1]):
         assert on_record(*order) == {("node-1", "GPU-5", "device_fault", "critical")}
 
 
 def test_a_lost_rank_does_not_make_an_error_of_the_program_one_of_the_device():
-    found = told(Kind.DEVICE_FAULT, INFO, "device", PAGE_FAULT), told(Kind.RANK_LOST, CRITICAL, "", {})
+    found = reported(Kind.DEVICE_FAULT, INFO, "device", PAGE_FAULT), reported(Kind.RANK_LOST, CRITICAL, "", {})
     assert on_record(*found) == set()
 
 
 def test_a_driver_that_is_silent_counts_once_a_rank_hangs():
-    silent = told(Kind.DEVICE_FAULT, INFO, "device", {"xids": []}, scope="host:node-1")
+    silent = reported(Kind.DEVICE_FAULT, INFO, "device", {"xids": []}, scope="host:node-1")
     assert on_record(silent) == set()
-    assert on_record(silent, told(Kind.HANG, CRITICAL, "", {})) == {("node-1", "", "device_fault", "critical")}
+    assert on_record(silent, reported(Kind.HANG, CRITICAL, "", {})) == {("node-1", "", "device_fault", "critical")}
 
 
 def test_a_trouble_of_a_host_without_ranks_is_on_the_record_of_that_host():
-    port = told(Kind.NETWORK_DEGRADED, WARNING, "network", {}, scope="host:node-0")
+    port = reported(Kind.NETWORK_DEGRADED, WARNING, "network", {}, scope="host:node-0")
     assert on_record(port) == {("node-0", "", "network_degraded", "warning")}

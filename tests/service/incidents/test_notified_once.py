@@ -25,7 +25,7 @@ DEFAULTS = NewReceiver(name="on-call", url="https://on-call.example/")
 RECEIVER = ReceiverRoute("on-call", tuple(DEFAULTS.kinds), tuple(DEFAULTS.severities), tuple(DEFAULTS.jobs))
 
 
-def told_first(updates: Iterable[Update], told: set[str]) -> list[Announcement]:
+def reported_first(updates: Iterable[Update], notified: set[str]) -> list[Announcement]:
     """What a receiver gets of these by default, besides ends; notes the incidents that it is notified of."""
     sent: list[Announcement] = []
     for news in updates:
@@ -33,15 +33,15 @@ def told_first(updates: Iterable[Update], told: set[str]) -> list[Announcement]:
         now = news.incident.version()
         change = Transition(news.incident.transitions, news.what, news.actor, news.text, {}, 0.0, now)
         announcement = incident_announcement(change, {}, world_size=1_024)
-        if announcement and routed(announcement, [RECEIVER], told=[RECEIVER.name] if now.id in told else []):
-            told.add(now.id)
+        if announcement and routed(announcement, [RECEIVER], notified=[RECEIVER.name] if now.id in notified else []):
+            notified.add(now.id)
             sent += [announcement] if news.what is not TransitionKind.RESOLVED else []
     return sent
 
 
-def told_of(job: Job) -> tuple[list[Incident], int]:
+def reported_of(job: Job) -> tuple[list[Incident], int]:
     """The incidents in the order in which they opened, and how many messages told more than an end."""
-    pipeline, topology_state, told = DetectionPipeline("gpt", detectors), topology_state_of(job.topology()), 0
+    pipeline, topology_state, notified = DetectionPipeline("gpt", detectors), topology_state_of(job.topology()), 0
     incidents: dict[str, Incident] = {}
     known: set[str] = set()
     for observation in generate(job):
@@ -50,8 +50,8 @@ def told_of(job: Job) -> tuple[list[Incident], int]:
             now = news.incident.version()
             assert now.onset_unix_ns <= now.detected_unix_ns
             assert now.onset_step is None or (now.detected_step is not None and now.onset_step <= now.detected_step)
-            told += len(told_first([news], known))
-    return list(incidents.values()), told
+            notified += len(reported_first([news], known))
+    return list(incidents.values()), notified
 
 
 CASCADES = {
@@ -72,25 +72,25 @@ CASCADES = {
 
 @pytest.mark.parametrize("name", CASCADES)
 def test_a_cascade_is_one_incident_and_told_once_and_when_it_becomes_critical(name):
-    faults, expected, told = CASCADES[name]
-    incidents, messages = told_of(Job(8, 130, seed=4, placement=RankPlacement(ranks_per_host=4)).inject(*faults))
+    faults, expected, notified = CASCADES[name]
+    incidents, messages = reported_of(Job(8, 130, seed=4, placement=RankPlacement(ranks_per_host=4)).inject(*faults))
     assert ", ".join(f"{one.kind} {one.scope}" for one in incidents) == expected
-    assert messages == told
+    assert messages == notified
 
 
 class Judged:
     """A pipeline where a detector is expected: answers with what is told."""
 
     def __init__(self, topology: Topology) -> None:
-        self.pipeline, self.topology_state, self.told = DetectionPipeline("gpt", detectors), TopologyState(), []
+        self.pipeline, self.topology_state, self.notified = DetectionPipeline("gpt", detectors), TopologyState(), []
         ranks = enumerate(topology.host)
         self.topology_state.learn(wire.RankInfo(rank, topology.world_size, host=host) for rank, host in ranks)
 
     def observe(self, observation: Observation) -> list[Update]:
-        told, failures = self.pipeline.observe(observation, self.topology_state)
+        notified, failures = self.pipeline.observe(observation, self.topology_state)
         assert not failures
-        self.told += told
-        return told
+        self.notified += notified
+        return notified
 
 
 def wide_job() -> tuple[Judged, Clockwork]:
@@ -114,7 +114,7 @@ def test_a_sender_of_128_hosts_that_dies_is_one_incident_that_grows_and_is_repor
     assert (incident.kind, str(incident.scope), len(incident.hosts)) == (Kind.TELEMETRY_LOST, "job", 64)
     assert incident.evidence["hosts_hit"] == 128
     assert incident.summary.startswith("None of the job's 128 hosts has sent telemetry for")
-    moments = [news.what for news in judged.told]
+    moments = [news.what for news in judged.notified]
     assert [moment for moment in moments if moment is not TransitionKind.EVIDENCE] == [TransitionKind.OPENED]
     job.silent = set()
     job.train(1)
@@ -126,7 +126,7 @@ def test_127_hosts_that_fall_silent_at_once_are_one_page():
     judged, job = wide_job()
     job.silent = set(range(2, 256))
     job.train(60)
-    (page,) = told_first(judged.told, set())
+    (page,) = reported_first(judged.notified, set())
     assert "127 of the job's 128 hosts" in page.data["text"]
 
 
@@ -134,7 +134,7 @@ def test_127_hosts_whose_ranks_are_lost_at_once_are_one_page():
     ranks = [finding(Kind.RANK_LOST, scope=f"rank:{rank}", severity=Severity.CRITICAL) for rank in range(8, 1_024)]
     correlator = Correlator("gpt")
     correlator.begin("l.0")
-    (page,) = told_first(correlator.evaluate(ranks, topology_state(1_024, per_host=8)), set())
+    (page,) = reported_first(correlator.evaluate(ranks, topology_state(1_024, per_host=8)), set())
     what = page.data["text"].split("\n")[0]
     assert what.startswith("CRITICAL in job gpt: rank_lost of rank:")
     assert " of 1024 on node-1, and at least 63 more ranks. Open since step 100, " in what

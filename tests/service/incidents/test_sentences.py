@@ -162,11 +162,11 @@ def test_what_is_told_of_hardware_is_in_words_whatever_its_figures() -> None:
     host = host_degraded.HostDegradedDetector(host_degraded.HostDegradedConfig())
     port = network_degraded.NetworkDegradedDetector(network_degraded.NetworkDegradedConfig())
     for _ in range(100):
-        for rules, told in ((DEVICES, device_degraded._told), (HOSTS, host._sentence), (PORTS, port._sentence)):
+        for rules, reported in ((DEVICES, device_degraded._reported), (HOSTS, host._sentence), (PORTS, port._sentence)):
             for what, names in rules.items():
                 figures = {name: float(10 ** draw.uniform(-1, 10)) for name in names}
                 problem = DeviceProblem(0, what, 1, evidence=figures)
-                said = told(scope, problem, "host-1", "GPU-1")
+                said = reported(scope, problem, "host-1", "GPU-1")
                 assert faults_of(said) == [], said
 
 

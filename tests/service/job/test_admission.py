@@ -120,8 +120,8 @@ def test_a_name_counts_once_for_each_family():
     assert counted(again, count).cells == 4 * (RANK_CELLS + 3)
 
 
-def introduced(*told: int, world_size: int = 256) -> Bundle:
-    return bundle(batch(0, ranks=tuple(wire.RankInfo(rank, world_size) for rank in told)))
+def introduced(*reported: int, world_size: int = 256) -> Bundle:
+    return bundle(batch(0, ranks=tuple(wire.RankInfo(rank, world_size) for rank in reported)))
 
 
 def test_a_job_counts_as_heard_from_one_of_64_ranks_on():
@@ -150,8 +150,10 @@ def test_a_count_goes_on_from_its_state():
     count = CellCount()
     count.add(bundle(batch(0, steps=table([1] * 2, [0, 999], loss=[1.0] * 2))))
     restored = CellCount.restored(count.state())
-    for told in (range(1, 14), range(1, 15)):
-        later = bundle(batch(1, steps=table([2] * len(told), list(told), loss=[1.0] * len(told))))
+    for reported in (range(1, 14), range(1, 15)):
+        later = bundle(batch(1, steps=table([2] * len(reported), list(reported), loss=[1.0] * len(reported))))
         assert (
-            counted(later, restored) == counted(later, count) == CellDemand(1_000 * (RANK_CELLS + 1), len(told) == 14)
+            counted(later, restored)
+            == counted(later, count)
+            == CellDemand(1_000 * (RANK_CELLS + 1), len(reported) == 14)
         )

@@ -24,8 +24,8 @@ def world() -> World:
 
 
 def receive(world: World, state: str = "firing", fingerprint: str = "a", **fields) -> None:
-    told = {"severity": "critical", "summary": "Disk of node-1 is full", "starts_s": 900.0} | fields
-    alert = ReportedAlert(fingerprint, "DiskFull", state, **told)
+    reported = {"severity": "critical", "summary": "Disk of node-1 is full", "starts_s": 900.0} | fields
+    alert = ReportedAlert(fingerprint, "DiskFull", state, **reported)
     record = decode_control(encode_control(AlertsReceived((alert,))))
     world.job.control(record, world.now_s, world.effects)
 
@@ -52,7 +52,7 @@ def test_an_alert_is_an_incident_until_it_ends(world):
     (announcement,) = world.effects.announcements
     assert "Alert DiskFull: Disk of node-1 is full" in announcement.data["text"]
     end(world)
-    assert world.told() == ["opened", "evidence", "resolved"]
+    assert world.reported() == ["opened", "evidence", "resolved"]
     resolved = world.effects.transitions[-1].incident
     assert resolved.resolved_unix_ns == 1_000 * 10**9, "as of its end"
 
@@ -64,7 +64,7 @@ def test_an_alert_that_comes_and_goes_is_one_incident_and_two_messages(world):
         receive(world, "resolved")
         world.tick(30.0)
     world.tick(FLAPPING_QUIET_S)
-    assert [what for what in world.told() if what != "evidence"] == ["opened", "resolved"]
+    assert [what for what in world.reported() if what != "evidence"] == ["opened", "resolved"]
     assert len(world.effects.announcements) == 2
     assert world.effects.transitions[-1].incident.evidence["flaps"] == 4
 
@@ -72,7 +72,7 @@ def test_an_alert_that_comes_and_goes_is_one_incident_and_two_messages(world):
 def test_a_further_host_widens_the_incident_and_is_reported(world):
     receive(world, hosts=("node-0",))
     receive(world, fingerprint="b", hosts=("node-1",))
-    assert world.told() == ["opened", "updated"]
+    assert world.reported() == ["opened", "updated"]
     assert world.effects.transitions[-1].incident.hosts == ("node-0", "node-1")
 
 
@@ -90,9 +90,9 @@ def test_the_end_of_an_attempt_does_not_end_it_and_neither_does_training(world):
     for attempt in ("l.1", "m.0"):
         launch(world, attempt)
         world.train(*range(100), attempt=attempt)
-    assert set(world.told()) == {"opened", "evidence"}
+    assert set(world.reported()) == {"opened", "evidence"}
     end(world)
-    assert world.told()[-1] == "resolved"
+    assert world.reported()[-1] == "resolved"
 
 
 def test_it_ends_also_while_the_job_is_idle(world):
@@ -100,16 +100,16 @@ def test_it_ends_also_while_the_job_is_idle(world):
     world.tick(IDLE_AFTER_S + 1)
     assert world.job.is_idle
     receive(world, "expired")
-    assert world.told() == ["opened", "evidence", "resolved"]
+    assert world.reported() == ["opened", "evidence", "resolved"]
 
 
 def test_it_ends_with_the_last_telemetry_of_a_job_where_nothing_will_show_whether_it_comes_back(world):
     receive(world)
     world.tick(IDLE_AFTER_S)
     receive(world, "resolved")
-    assert world.told() == ["opened", "evidence"]
+    assert world.reported() == ["opened", "evidence"]
     world.tick(1.0)
-    assert world.told() == ["opened", "evidence", "resolved"]
+    assert world.reported() == ["opened", "evidence", "resolved"]
 
 
 def test_a_person_who_resolves_it_accepts_what_fires(world):
@@ -118,9 +118,9 @@ def test_a_person_who_resolves_it_accepts_what_fires(world):
     world.job.control(IncidentReview(incident, "resolved", "ann"), world.now_s, world.effects)
     launch(world, "m.0")
     receive(world, "resolved")
-    assert world.told() == ["opened", "resolved"]
+    assert world.reported() == ["opened", "resolved"]
     receive(world)
-    assert world.told() == ["opened", "resolved", "opened"]
+    assert world.reported() == ["opened", "resolved", "opened"]
 
 
 def test_a_restored_job_goes_on_with_its_alerts(world):
@@ -128,10 +128,10 @@ def test_a_restored_job_goes_on_with_its_alerts(world):
     world.restart()
     receive(world, fingerprint="b")
     receive(world, "resolved")
-    assert world.told() == ["opened", "evidence", "evidence"]
+    assert world.reported() == ["opened", "evidence", "evidence"]
     receive(world, "resolved", "b")
     world.tick(QUIET_S)
-    assert world.told()[-1] == "resolved"
+    assert world.reported()[-1] == "resolved"
 
 
 def test_only_a_rule_for_alerts_acts_on_them():
@@ -145,8 +145,8 @@ def test_the_end_of_the_job_ends_it_and_a_relaunch_opens_it_anew(world):
     receive(world)
     world.send(events=tuple(wire.Event("rank_left", 1, rank, 5, {"reason": "end"}) for rank in range(4)))
     world.tick()
-    assert world.told() == ["opened", "resolved"]
+    assert world.reported() == ["opened", "resolved"]
     launch(world, "m.0")
-    assert world.told() == ["opened", "resolved", "opened"]
+    assert world.reported() == ["opened", "resolved", "opened"]
     world.train(*range(100), attempt="m.0")
-    assert world.told() == ["opened", "resolved", "opened"]
+    assert world.reported() == ["opened", "resolved", "opened"]

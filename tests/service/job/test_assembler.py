@@ -177,7 +177,7 @@ def scripted() -> list[tuple[float, wire.Batch]]:
     return [(message.time_s, message.batch) for message in batches("gpt", generate(SCRIPTED))]
 
 
-def told(observation: Observation) -> object:
+def reported(observation: Observation) -> object:
     match observation:
         case Frame():
             values = {
@@ -200,13 +200,13 @@ def play(assembler: Assembler, messages, restore_at: int | None = None) -> list:
             assembler = Assembler.restored(unpack(pack(assembler.state())))
         while time_s >= tick + 1:
             tick += 1
-            seen += [told(o) for o in list(assembler.tick(tick, 0.0))]
-        seen += [told(o) for o in add(assembler, message, tick)]
+            seen += [reported(o) for o in list(assembler.tick(tick, 0.0))]
+        seen += [reported(o) for o in add(assembler, message, tick)]
     return seen
 
 
 def test_frames_of_a_simulated_job_come_out_as_they_were_simulated():
-    sent = [told(o) for o in generate(SCRIPTED) if isinstance(o, Frame)]
+    sent = [reported(o) for o in generate(SCRIPTED) if isinstance(o, Frame)]
     found = [o for o in play(Assembler(), scripted()) if o[0] == "frame"]
     assert sorted(found, key=repr) == sorted(sent, key=repr)
 

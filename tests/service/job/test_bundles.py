@@ -26,7 +26,7 @@ HOST_RANKS = 2
 WORLD = HOSTS * HOST_RANKS
 
 
-def told(observation: Observation) -> Any:
+def reported(observation: Observation) -> Any:
     if isinstance(observation, Frame):
         cells = {
             name: [repr(value) if here else None for value, here in zip(column.tolist(), present.tolist(), strict=True)]
@@ -56,11 +56,11 @@ class World(PlayedPartition):
 
     def __init__(self) -> None:
         self.heard: list[Any] = []
-        super().__init__(lambda: [Listener(self.heard, told)])
+        super().__init__(lambda: [Listener(self.heard, reported)])
 
     def outcome(self) -> dict[str, Any]:
         # The order of frames may differ: late rows reach the charts sooner or later, and the rows are the same.
-        charted = sorted((told(frame) for _, frame in self.effects.frames), key=repr)
+        charted = sorted((reported(frame) for _, frame in self.effects.frames), key=repr)
         refused = [(one.position, one.reason, one.detail) for one in self.effects.refused]
         return {
             "heard": self.heard,
@@ -236,9 +236,9 @@ def gaps() -> GapTracker:
 
 
 def test_a_message_in_order_is_new_and_a_repeated_one_changes_nothing(gaps):
-    told = [gaps.arrive("h", "b", seq, 0.0) for seq in (0, 1, 1, 0, 2)]
-    assert [one is Arrival.NEW for one in told] == [True, True, False, False, True]
-    assert told[2:4] == [Arrival.REPEATED] * 2
+    reported = [gaps.arrive("h", "b", seq, 0.0) for seq in (0, 1, 1, 0, 2)]
+    assert [one is Arrival.NEW for one in reported] == [True, True, False, False, True]
+    assert reported[2:4] == [Arrival.REPEATED] * 2
     assert gaps.gaps(100.0) == []
 
 

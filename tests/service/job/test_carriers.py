@@ -23,8 +23,8 @@ def test_agents_bring_the_ranks_that_they_introduced(world):
         world.tick(1)
     assert world.partition.jobs["gpt"]._assembler.last_step == 5
     assert world.refused() == world.forged() == []
-    told = world.effects.attempts["gpt", "l.0"].topology.ranks
-    assert [(info.rank, info.agent) for info in told] == [(0, ONE), (1, ONE), (2, TWO), (3, TWO)]
+    reported = world.effects.attempts["gpt", "l.0"].topology.ranks
+    assert [(info.rank, info.agent) for info in reported] == [(0, ONE), (1, ONE), (2, TWO), (3, TWO)]
 
 
 @pytest.mark.parametrize(
@@ -156,8 +156,8 @@ def test_the_new_host_of_a_restart_waits_for_one_that_is_known(world):
     world.send(again(1))
     assert world.attempt == "m.0"
     world.tick(3)
-    told = world.effects.attempts["gpt", "m.0"].topology.ranks
-    assert [(info.rank, info.agent) for info in told] == [(0, ONE), (1, ONE), (2, THIEF), (3, THIEF)]
+    reported = world.effects.attempts["gpt", "m.0"].topology.ranks
+    assert [(info.rank, info.agent) for info in reported] == [(0, ONE), (1, ONE), (2, THIEF), (3, THIEF)]
 
 
 def test_a_rollback_keeps_whose_the_ranks_are(world):

@@ -25,8 +25,8 @@ def world() -> World:
 
 
 def report(world: World, rank: int | None, step: int = 10, attempt: str = "l.0", **fields: object) -> None:
-    told = {"tier": "local", "location": f"/ckpt/{step}.pt", "seconds": 1.0, "bytes": 1, "shards": 0} | fields
-    world.send(attempt, events=(wire.Event("checkpoint_saved", 1, rank, step, told),))
+    reported = {"tier": "local", "location": f"/ckpt/{step}.pt", "seconds": 1.0, "bytes": 1, "shards": 0} | fields
+    world.send(attempt, events=(wire.Event("checkpoint_saved", 1, rank, step, reported),))
 
 
 def report_all(world: World, **fields: object) -> None:
@@ -196,7 +196,7 @@ def test_an_incident_advises_a_checkpoint_that_still_exists():
     assert [one.checkpoint for one in advised] == ["local:l.0:67", "local:l.0:65", None]
     assert [one.suggestion["checkpoint"] for one in advised] == ["local:l.0:67", "local:l.0:65", None]
     assert advised[-1].suggestion["reason"].endswith("no good checkpoint is known to go back to")
-    assert world.told() == ["opened", "evidence", "evidence"]
+    assert world.reported() == ["opened", "evidence", "evidence"]
     assert world.effects.transitions[-1].text == "Checkpoint local:l.0:65 is gone: rank 0: deleted."
 
 
@@ -208,7 +208,7 @@ def test_a_checkpoint_that_no_incident_advises_goes_quietly():
     world.save(89, tier="local", location="/saved/89")
     world.find("nonfinite", scope="rank:2", onset_step=88)
     lose(world, "local:l.0:89")
-    assert world.told() == ["opened"]
+    assert world.reported() == ["opened"]
     assert world.verdicts()["local:l.0:89"] == "gone"
 
 

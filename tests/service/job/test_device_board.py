@@ -86,8 +86,8 @@ def test_the_speed_of_a_port_in_the_slot_in_which_it_changed_is_the_newest_one_a
     add(board, sample(0, link_bits_per_s=25e9, sent_bytes_per_s=2.0))
     add(board, sample(0, NOW_S + 2.5, link_bits_per_s=1e9, sent_bytes_per_s=4.0))
     (counters,) = due(board)
-    told = {name: values.tolist() for name, values in counters.values.items()}
-    assert told == {"link_bits_per_s": [1e9], "sent_bytes_per_s": [3.0]}
+    reported = {name: values.tolist() for name, values in counters.values.items()}
+    assert reported == {"link_bits_per_s": [1e9], "sent_bytes_per_s": [3.0]}
 
 
 def test_what_a_device_does_not_tell_is_not_present_and_what_comes_late_is_a_frame_of_its_own(board):
@@ -156,8 +156,8 @@ def test_gpus_ports_and_hosts_are_numbered_and_charted_apart():
         DeviceNumber(0, "node-1", 0, "", wire.HOST),
     ]
     again = DeviceBoards.restored(unpack(pack(boards.state())))
-    told = {one.kind: one for one in again.due(NOW_S + SLOT_S + CLOSE_AFTER_S)}
-    assert {kind: set(one.values) for kind, one in told.items()} == {
+    reported = {one.kind: one for one in again.due(NOW_S + SLOT_S + CLOSE_AFTER_S)}
+    assert {kind: set(one.values) for kind, one in reported.items()} == {
         wire.GPU: {"temperature_celsius"}, wire.PORT: {"link_up"}, wire.HOST: {"oom_kills"}
     }  # fmt: skip
     assert again.add([sent], 8, NOW_S) == []
@@ -184,8 +184,8 @@ def test_a_device_that_draws_less_than_usual_is_an_incident_of_its_rank():
     for slot in range(40):
         for host in range(2):
             power = [600.0 if slot < 30 or (host, index) != (1, 0) else 300.0 for index in range(2)]
-            told = tuple(sample(2 * host + index, world.now_s, power_w=power[index]) for index in range(2))
-            world.send(host=f"node-{host}", boot=f"b{host}", devices=told)
+            reported = tuple(sample(2 * host + index, world.now_s, power_w=power[index]) for index in range(2))
+            world.send(host=f"node-{host}", boot=f"b{host}", devices=reported)
         world.tick(SLOT_S)
     world.tick(SLOT_S + CLOSE_AFTER_S)
     (opened,) = [one for one in world.effects.transitions if str(one.what) == "opened"]
@@ -201,7 +201,9 @@ def read_ports(world: World, slots: int, **counters: dict[str, float]) -> None:
     for _ in range(slots):
         stamp = int(world.now_s * 1e9)
         world.send(
-            host_devices=[wire.HostDeviceSample(wire.PORT, name, stamp, told) for name, told in counters.items()]
+            host_devices=[
+                wire.HostDeviceSample(wire.PORT, name, stamp, reported) for name, reported in counters.items()
+            ]
         )
         world.tick(SLOT_S)
 
@@ -215,9 +217,9 @@ def test_a_job_that_has_ended_opens_nothing_of_what_stood_at_its_end():
     assert [str(incident.kind) for incident in world.job.correlator.open] == ["network_degraded"]
     world.send(progress=tuple(progress(rank, 0, state="left") for rank in range(4)))
     world.tick()
-    assert world.told()[-1] == "resolved"
-    told = len(world.told())
+    assert world.reported()[-1] == "resolved"
+    reported = len(world.reported())
     read_ports(world, 3, eth1=up, eth2=down, eth3=down)
     for _ in range(300):
         world.tick()
-    assert world.told()[told:] == []
+    assert world.reported()[reported:] == []

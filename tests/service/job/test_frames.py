@@ -324,8 +324,8 @@ def late(number: int, values: Mapping[str, list[float]] = DEVICE) -> Frame:
 
 
 def families(timed: TimedFrames, *observations: Observation) -> list[tuple[str, int, bool]]:
-    told = [one for observation in observations for one in timed.observe(observation)]
-    return [(one.family, one.step, one.awaits_times) for one in told if isinstance(one, Frame)]
+    reported = [one for observation in observations for one in timed.observe(observation)]
+    return [(one.family, one.step, one.awaits_times) for one in reported if isinstance(one, Frame)]
 
 
 def test_a_job_without_device_times_is_passed_on_as_it_is(timed: TimedFrames) -> None:
@@ -407,8 +407,8 @@ def test_times_that_always_come_too_late_keep_no_step_waiting_for_long(timed: Ti
     behind = HELD_MAX + 5
     waited = 0
     for number in range(1, 4 * EXPECTED_STEPS):
-        told = families(timed, step(number), *([late(number - behind)] if number > behind else []))
-        waited += told[0][2]
+        reported = families(timed, step(number), *([late(number - behind)] if number > behind else []))
+        waited += reported[0][2]
     assert waited <= EXPECTED_STEPS
 
 

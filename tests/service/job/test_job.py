@@ -53,8 +53,8 @@ def test_a_fault_of_a_device_goes_on_the_record_of_its_host_and_a_hang_that_it_c
     world.find("hang", ranks=[3], onset_step=100)
     assert world.effects.host_incidents == []
     world.find("device_fault", scope="rank:3", ranks=[3], onset_step=99)
-    told = {(entry.host, entry.device_uuid, entry.kind) for entry in world.effects.host_incidents}
-    assert told == {("node-1", "GPU-3", "device_fault")}
+    reported = {(entry.host, entry.device_uuid, entry.kind) for entry in world.effects.host_incidents}
+    assert reported == {("node-1", "GPU-3", "device_fault")}
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_a_refusal_of_the_api_opens_an_incident_that_ends_a_quiet_time_later(ref
     assert (transition.incident.kind, transition.incident.scope) == (opened, WHOLE_JOB)
     assert transition.incident.evidence["what"] == refusal.fields["what"]
     world.tick(RefusalConfig().quiet_s)
-    assert world.told() == ["opened", "resolved"]
+    assert world.reported() == ["opened", "resolved"]
 
 
 @pytest.mark.parametrize("kind", sorted(SERVICE_KINDS))
@@ -82,7 +82,7 @@ def test_an_agent_cannot_report_what_the_service_alone_reports(kind):
     world = World(detector=lambda: RefusalDetector(Kind.FORGED_TELEMETRY, RefusalConfig()))
     world.send(events=(wire.Event(kind, 1, None, 1, {"what": "rank", "action": "pause", "phase": "do"}),))
     world.tick()
-    assert world.told() == []
+    assert world.reported() == []
     assert world.effects.jobs["gpt"].dropped == {"reserved_events": 1}
 
 
@@ -144,7 +144,7 @@ def test_policy_acts_on_no_other_attempt_than_that_of_the_incident():
     world.send("m.0", ranks=ranks(4))
     world.find("rank_lost", attempt="l.0", scope="rank:1")
     world.tick()
-    assert world.told() == ["opened"]
+    assert world.reported() == ["opened"]
     assert world.effects.commands == []
 
 
@@ -164,7 +164,7 @@ def test_judgements_of_people_become_transitions(world):
     incident = world.effects.transitions[0].incident.id
     for what in ("acknowledged", "acknowledged", "commented", "resolved", "resolved", "commented"):
         world.job.control(IncidentReview(incident, what, "ann", "well"), world.now_s, world.effects)
-    assert world.told() == ["opened", "acknowledged", "commented", "resolved", "commented"]
+    assert world.reported() == ["opened", "acknowledged", "commented", "resolved", "commented"]
     assert [t.number for t in world.effects.transitions] == [1, 2, 3, 4, 5]
     assert world.effects.transitions[1].incident.acknowledged_by == "ann"
     assert world.effects.transitions[-1].incident.state == "resolved"
@@ -241,7 +241,7 @@ def test_a_rollback_resolves_the_incident_and_later_checkpoints_are_gone(world):
     world.find("corruption", scope="rank:1", onset_step=95)
     world.send("l.1", ranks=ranks(4))
     world.train(81, 82, 83, attempt="l.1")
-    assert world.told() == ["opened", "resolved"]
+    assert world.reported() == ["opened", "resolved"]
     assert world.effects.transitions[1].text == "training goes on in attempt l.1"
     assert world.effects.transitions[1].incident.resolved_step == 83
     assert world.verdicts()["memory:l.0:100"] == "gone"
@@ -337,7 +337,7 @@ def test_the_stacks_of_all_ranks_of_a_hang_are_requested_and_become_its_evidence
         world.send(events=(stack_dump(rank, command.id, "load" if rank == 3 else "step"),))
     world.restart()
     world.tick()
-    assert world.told() == ["opened", "evidence"]
+    assert world.reported() == ["opened", "evidence"]
     evidence = world.effects.transitions[-1].incident.evidence
     assert world.effects.stacks == [("gpt", StacksReceived(command.id, 4, 4))]
     assert evidence["ranks_stand"] == "3 of 4 ranks stand in step (train.py:7); rank 3 in load (train.py:7)."
@@ -347,7 +347,7 @@ def test_the_stacks_of_all_ranks_of_a_hang_are_requested_and_become_its_evidence
     ]
     world.send(events=(stack_dump(1, command.id, "load"),))
     world.tick()
-    assert world.told() == ["opened", "evidence"], "each rank answers once"
+    assert world.reported() == ["opened", "evidence"], "each rank answers once"
     assert len(world.effects.announcements) == notified
 
 
@@ -361,9 +361,9 @@ def test_the_answers_of_many_ranks_are_reported_every_ten_seconds(world, monkeyp
     world.send(events=(stack_dump(2, order, "step"),))
     for _ in range(9):
         world.tick()
-    assert world.told() == ["opened", "evidence"]
+    assert world.reported() == ["opened", "evidence"]
     world.tick()
-    assert world.told() == ["opened", "evidence", "evidence"]
+    assert world.reported() == ["opened", "evidence", "evidence"]
     assert world.effects.transitions[-1].incident.evidence["ranks_stand"].startswith("All 3 ranks")
 
 
@@ -416,8 +416,8 @@ class Hanging(DispatchingDetector):
     version = 1
 
     def _on_frame(self, frame):
-        told = {"age_s": 12.0, "deadline_s": 8.0}
-        return [finding(Kind.HANG, attempt=ATTEMPT, evidence=told)] if frame.step == 3 else []
+        reported = {"age_s": 12.0, "deadline_s": 8.0}
+        return [finding(Kind.HANG, attempt=ATTEMPT, evidence=reported)] if frame.step == 3 else []
 
 
 def run(detector):
@@ -425,8 +425,8 @@ def run(detector):
     pipeline.observe(AttemptStart(ATTEMPT, topology(2), 0.0), topology_state())
     updates, failures = [], []
     for step in range(5):
-        told, failed = pipeline.observe(frame(step, {"loss": [2.0, 2.0]}), topology_state())
-        updates += told
+        reported, failed = pipeline.observe(frame(step, {"loss": [2.0, 2.0]}), topology_state())
+        updates += reported
         failures += failed
     return updates, failures
 
@@ -442,9 +442,9 @@ def test_what_cannot_be_explained_is_reported_all_the_same():
 def test_a_standstill_is_explained_by_its_deadline():
     (update,), failures = run(Hanging())
     assert failures == []
-    (told,) = update.fields[WHY]
-    assert (told["statistic"], told["unit"]) == ("seconds_without_progress", "s")
-    assert told["points"]["value"] == [0.0, 12.0]
-    assert told["points"]["threshold"] == [8.0, 8.0]
-    assert told["points"]["step"] == [None, None]
-    assert told["why"] == "The time without progress in seconds reached 12; its threshold is 8."
+    (reported,) = update.fields[WHY]
+    assert (reported["statistic"], reported["unit"]) == ("seconds_without_progress", "s")
+    assert reported["points"]["value"] == [0.0, 12.0]
+    assert reported["points"]["threshold"] == [8.0, 8.0]
+    assert reported["points"]["step"] == [None, None]
+    assert reported["why"] == "The time without progress in seconds reached 12; its threshold is 8."

@@ -118,14 +118,14 @@ def test_telemetry_that_comes_late_is_no_hang(way: str, count: int, step_s: floa
 
 def test_a_host_with_late_blocks_is_not_named_for_the_hang_of_another_rank() -> None:
     way = WAYS["falls behind to half a minute"]
-    told = list(findings(job(1.0).inject(Hang(13, 150, seconds=20)), way, {"host-0"}))
-    assert {finding.ranks for finding in told} == {(13,)}
-    assert [finding.change for finding in told] == [Change.OPEN, Change.UPDATE, Change.CLOSE]
+    reported = list(findings(job(1.0).inject(Hang(13, 150, seconds=20)), way, {"host-0"}))
+    assert {finding.ranks for finding in reported} == {(13,)}
+    assert [finding.change for finding in reported] == [Change.OPEN, Change.UPDATE, Change.CLOSE]
 
 
 def test_a_job_that_is_late_as_a_whole_still_hangs() -> None:
-    told = list(findings(job(1.0).inject(Hang(13, 150, seconds=20)), WAYS["always half a minute"], hosts(HOSTS)))
-    assert {finding.ranks for finding in told} == {(13,)}
+    reported = list(findings(job(1.0).inject(Hang(13, 150, seconds=20)), WAYS["always half a minute"], hosts(HOSTS)))
+    assert {finding.ranks for finding in reported} == {(13,)}
 
 
 @pytest.mark.parametrize("by_s", [20, -20, 3600, -3600])
@@ -133,10 +133,10 @@ def test_a_clock_that_is_corrected_while_a_job_runs_is_no_hang_and_hides_none(by
     def clock_s(sent_s: float) -> int:
         return by_s if sent_s > 100 else 0
 
-    told = list(
+    reported = list(
         findings(job(1.0).inject(Hang(13, 150, seconds=20)), WAYS["always half a minute"], hosts(HOSTS), clock_s)
     )
-    assert {finding.ranks for finding in told} == {(13,)}
+    assert {finding.ranks for finding in reported} == {(13,)}
 
 
 EPOCH_S = 10**9
@@ -242,8 +242,8 @@ def test_a_nan_of_a_rank_far_behind_names_it_and_lasts_until_that_rank_is_finite
         quick = [(step, rank, 1.0) for step in range(second * 10, second * 10 + 10) for rank in range(3)]
         slow = [(second // 2, 3, math.nan if 60 <= second < 70 else 1.0)] if second % 2 == 0 else []
         steps, rows, loss = zip(*quick, *slow, strict=True)
-        told = {"steps": table(steps, rows, loss=loss), "sent_unix_ns": (EPOCH_S + second) * 10**9}
-        batches.append(batch(second, **told))
+        reported = {"steps": table(steps, rows, loss=loss), "sent_unix_ns": (EPOCH_S + second) * 10**9}
+        batches.append(batch(second, **reported))
     (incident,) = judged(batches)
     assert (incident["kind"], incident["severity"], incident["ranks"]) == ("nonfinite", "critical", [3])
     assert (incident["onset_step"], incident["state"]) == (30, "resolved")

@@ -153,7 +153,7 @@ def test_a_job_whose_ranks_left_has_ended_and_so_have_its_incidents(world):
     world.tick()
     assert world.effects.jobs["gpt"].state == "ended"
     assert world.effects.attempts["gpt", "l.0"].ended_unix_ns is not None
-    assert world.told() == ["opened", "resolved"]
+    assert world.reported() == ["opened", "resolved"]
     over = world.effects.transitions[-1].incident
     assert (over.state, over.evidence["ended_with_job"]) == ("resolved", True)
     assert over.summary.endswith(" The job has ended.")
@@ -177,7 +177,7 @@ def test_a_silent_job_is_lost_then_idle_and_goes_on_with_new_telemetry(world):
     world.send("m.0", ranks=ranks(4))
     assert not world.job.is_idle
     world.train(1, 2, 3, attempt="m.0")
-    assert world.told() == ["opened", "resolved"]
+    assert world.reported() == ["opened", "resolved"]
 
 
 LINE = "watching Net (4 parameters), AdamW: gradient norm; not watched: fingerprints (switched off)"
@@ -206,8 +206,8 @@ def test_a_line_that_comes_later_changes_the_topology():
 
 def test_the_switch_of_a_host_is_part_of_the_topology_and_stored_with_it():
     topology_state = TopologyState()
-    told = [wire.RankInfo(rank, 3, host=f"node-{rank}", switch=("a", "a", "")[rank]) for rank in range(3)]
-    topology_state.learn(told)
+    reported = [wire.RankInfo(rank, 3, host=f"node-{rank}", switch=("a", "a", "")[rank]) for rank in range(3)]
+    topology_state.learn(reported)
     assert topology_state.topology().switch == ("a", "a", "")
     assert topology_state.switch_of(["node-0", "node-1"]) == "a"
     assert topology_state.switch_of(["node-1", "node-2"]) == topology_state.switch_of([]) == ""

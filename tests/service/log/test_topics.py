@@ -39,9 +39,9 @@ def test_a_topic_has_the_broker_s_clock_room_for_the_largest_batch_and_the_reten
     ensure_topics(settings)
     kafka = settings.kafka_settings()
     admin = opened(KafkaAdminClient, kafka)
-    [told] = admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, kafka.telemetry_topic)]).values()
+    [reported] = admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, kafka.telemetry_topic)]).values()
     admin.close()
-    found = {name: one["value"] for name, one in told[kafka.telemetry_topic].items()}
+    found = {name: one["value"] for name, one in reported[kafka.telemetry_topic].items()}
     assert found["message.timestamp.type"] == "LogAppendTime"
     assert found["max.message.bytes"] == str(MESSAGE_BYTES_MAX)
     assert found["retention.ms"] == str(3 * 3_600_000)

@@ -178,9 +178,9 @@ def numbered(n, _):
 
 
 def test_messages_of_a_bot_about_one_incident_form_a_thread():
-    told = [incident("opened"), incident("updated"), incident("opened", "inc_2"), incident("resolved")]
+    reported = [incident("opened"), incident("updated"), incident("opened", "inc_2"), incident("resolved")]
     with webhook_receiver(numbered) as receiver:
-        assert all(outcome.delivered for outcome in send_all(bot_of(receiver), told))
+        assert all(outcome.delivered for outcome in send_all(bot_of(receiver), reported))
     sent = [json.loads(call.body) for call in receiver.calls]
     assert [one.get("thread_ts") for one in sent] == [None, "0.5", None, "0.5"]
     assert {one["channel"] for one in sent} == {"C1"}

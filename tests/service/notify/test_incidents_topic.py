@@ -55,16 +55,16 @@ def test_a_message_is_a_cloud_event_with_the_notification_s_id(any_broker):
     outcome = send(kafka)
     assert outcome.delivered, outcome.error
     (event,) = read_topic(kafka.bootstrap, kafka.incidents_topic, bool)
-    told = json.loads(BODY)
+    reported = json.loads(BODY)
     assert event.value == BODY
-    assert event.key == told["data"]["job"]
+    assert event.key == reported["data"]["job"]
     assert event.headers == {
         "ce_specversion": "1.0",
         "ce_id": "msg_1",
         "ce_source": SOURCE,
         "ce_type": "io.rankwatch.incident.opened",
-        "ce_time": told["timestamp"],
-        "ce_subject": told["data"]["id"],
+        "ce_time": reported["timestamp"],
+        "ce_subject": reported["data"]["id"],
         "content-type": "application/json",
     }
 

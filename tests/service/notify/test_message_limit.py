@@ -21,7 +21,7 @@ pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 HOUR_S = 3_600.0
 
 
-class Told:
+class Reported:
     """A job whose detector finds what a test says, and a notifier that decides what receivers get."""
 
     def __init__(self, engine, *receivers: ReceiverRoute) -> None:
@@ -89,15 +89,15 @@ class Told:
 
 
 @pytest.fixture
-def job(engine) -> Told:
-    return Told(engine)
+def job(engine) -> Reported:
+    return Reported(engine)
 
 
 def test_what_comes_and_goes_sends_three_messages_an_hour_and_the_next_one_counts_the_rest(job):
     for _ in range(20):
         job.comes_and_goes()
     assert job.types == ["opened", "resolved", "opened"]
-    assert job.world.told().count("opened") == 20, "incidents stay on the pages"
+    assert job.world.reported().count("opened") == 20, "incidents stay on the pages"
     job.world.train(10)
     job.tick(HOUR_S)
     assert job.types == ["opened", "resolved", "opened", "resolved"], "an end is told as soon as there is room"
@@ -144,8 +144,8 @@ def test_what_is_still_open_is_reported_when_there_is_room_and_what_somebody_saw
     for _ in range(120):
         job.world.train(11)
         job.tick(HOUR_S / 60)
-    told = [data["id"] for type_, data in job.sent[MESSAGES_PER_HOUR:] if type_ == "opened"]
-    assert told == [opened.id]
+    notified = [data["id"] for type_, data in job.sent[MESSAGES_PER_HOUR:] if type_ == "opened"]
+    assert notified == [opened.id]
 
 
 @pytest.mark.parametrize("how", ["nobody subscribes", "a silence mutes it"])
@@ -189,7 +189,7 @@ def test_another_notifier_knows_what_was_reported_and_what_waits(job):
 
 
 def test_what_a_silence_mutes_or_nobody_subscribes_to_takes_no_room(engine):
-    job = Told(engine, ReceiverRoute("oncall", kinds=("hang",)))
+    job = Reported(engine, ReceiverRoute("oncall", kinds=("hang",)))
     for _ in range(5):
         job.comes_and_goes()
     job.receive(ReceiverRoute("oncall"))

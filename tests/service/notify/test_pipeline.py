@@ -35,7 +35,7 @@ def test_an_empty_list_matches_everything_and_names_come_in_order():
 
 
 @pytest.mark.parametrize(
-    ("wants", "told"),
+    ("wants", "notified"),
     [
         ({"kinds": ["straggler", "hang"]}, True),
         ({"kinds": ["hang"]}, False),
@@ -51,9 +51,9 @@ def test_an_empty_list_matches_everything_and_names_come_in_order():
         ({"enabled": False}, False),
     ],
 )
-def test_a_receiver_is_reported_only_what_it_wants(wants, told):
+def test_a_receiver_is_reported_only_what_it_wants(wants, notified):
     ownership = JobOwnership("gpt-small", "nlp")
-    assert bool(routed(announced(ownership=ownership), [receiver_route(**wants)])) is told
+    assert bool(routed(announced(ownership=ownership), [receiver_route(**wants)])) is notified
 
 
 def test_who_is_told_of_one_project_is_not_told_of_jobs_without():
@@ -165,8 +165,8 @@ def test_a_command_that_needs_nobody_is_not_announced():
     assert command_announcement(requested(approval_required=False), {}) is None
 
 
-def types(announcement, receivers, told=()):
-    return {one.receiver.name: one.type for one in routed(announcement, receivers, told=told)}
+def types(announcement, receivers, notified=()):
+    return {one.receiver.name: one.type for one in routed(announcement, receivers, notified=notified)}
 
 
 def test_to_a_receiver_that_hears_of_it_for_the_first_time_an_incident_opens_whatever_the_transition_is():

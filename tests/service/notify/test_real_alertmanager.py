@@ -29,18 +29,18 @@ def message(what="opened", number=1, **incident):
     return OutgoingMessage(f"msg_{number}", body)
 
 
-def request(type_, told, url):
-    return RECEIVER_TYPES[type_].request(told, SendContext(url, "", time.time_ns(), "https://watch.example"))
+def request(type_, reported, url):
+    return RECEIVER_TYPES[type_].request(reported, SendContext(url, "", time.time_ns(), "https://watch.example"))
 
 
 def test_it_takes_an_incident_that_opens_becomes_graver_and_ends(tmp_path):
     with webhook_receiver() as hooks, running_alertmanager(tmp_path, ROUTES, ["hook"], hooks.url) as url:
-        for told, firing in (
+        for reported, firing in (
             (message(), {("Straggler", "warning")}),
             (message("updated", 2, severity="critical"), {("Straggler", "critical")}),
             (message("resolved", 3, severity="critical", state="resolved"), set()),
         ):
-            sent = request(ReceiverType.ALERTMANAGER, told, f"{url}/api/v2/alerts")
+            sent = request(ReceiverType.ALERTMANAGER, reported, f"{url}/api/v2/alerts")
             answer = httpx2.post(sent.url, content=sent.body, headers=dict(sent.headers))
             assert answer.status_code == 200, answer.text
             until(f"it fires {firing}", partial(fires, url, firing))

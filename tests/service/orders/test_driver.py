@@ -239,8 +239,8 @@ def test_a_rollback_says_beside_applied_what_went_back(driven):
     world.run(seconds=30.0)
     assert rolled_back(world) == ("applied", "full", [("memory:l.0:0", "full", False)])
     with read(world.engine) as connection:
-        told = [row.data for row in connection.execute(select(Feed.data)) if row.data.get("state") == "applied"]
-    assert [one["mode"] for one in told] == ["full"]
+        reported = [row.data for row in connection.execute(select(Feed.data)) if row.data.get("state") == "applied"]
+    assert [one["mode"] for one in reported] == ["full"]
 
 
 @pytest.mark.parametrize(
@@ -408,17 +408,17 @@ def test_ranks_never_act_at_different_steps_and_never_train_on_mixed_weights(act
     applied = 0
     for seed in range(RANDOM_SEEDS):
         world = play(action, seed)
-        told = f"seed {seed}: {world.command} {world.result}"
-        assert not world.violations, told
+        reported = f"seed {seed}: {world.command} {world.result}"
+        assert not world.violations, reported
         for order, steps in world.acted_steps().items():
-            assert len(steps) == 1, f"{told}: {order} at steps {steps}"
+            assert len(steps) == 1, f"{reported}: {order} at steps {steps}"
         for rank in world.ranks:
             orders = [order for order, _, _ in rank.acted]
-            assert len(orders) == len(set(orders)), f"{told}: rank {rank.number} acted twice on one order"
+            assert len(orders) == len(set(orders)), f"{reported}: rank {rank.number} acted twice on one order"
         if world.command == "applied":
             lagging = [rank.number for rank in world.ranks if not rank.acted]
-            assert not lagging, f"{told}: applied without ranks {lagging}"
-        assert world.over(), f"{told}: not at rest after 600 s, {[rank.mode for rank in world.ranks]}"
+            assert not lagging, f"{reported}: applied without ranks {lagging}"
+        assert world.over(), f"{reported}: not at rest after 600 s, {[rank.mode for rank in world.ranks]}"
         applied += world.command == "applied"
     # Faults are many, but the rule must not win by never doing anything.
     assert applied > RANDOM_SEEDS / 2

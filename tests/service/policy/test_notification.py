@@ -55,10 +55,10 @@ def test_each_told_transition_has_its_type(what):
 
 def test_a_message_counts_what_was_held_back_before_it_in_its_second_line():
     data = incident_data(transition(), LINKS, world_size=64)
-    told, before = (json.loads(message_body("incident.opened", 0, data, held))["data"] for held in (2, 0))
-    assert (told["held_before"], before["held_before"]) == (2, 0)
+    reported, before = (json.loads(message_body("incident.opened", 0, data, held))["data"] for held in (2, 0))
+    assert (reported["held_before"], before["held_before"]) == (2, 0)
     what, sure, first = before["text"].split("\n")
-    assert told["text"].split("\n") == [what, f"{sure}. 2 more like this were not sent before", first]
+    assert reported["text"].split("\n") == [what, f"{sure}. 2 more like this were not sent before", first]
 
 
 def test_numbers_that_are_not_finite_are_reported_as_strings():

@@ -35,17 +35,17 @@ def ledger(*steps, tier=CheckpointTier.LOCAL):
     return made
 
 
-def told(incident=BIT, policy=ROLL_BACK, history=(), can=CAN, checkpoints=None, precision=UNREVIEWED):
+def reported(incident=BIT, policy=ROLL_BACK, history=(), can=CAN, checkpoints=None, precision=UNREVIEWED):
     found = ledger(40, 80, 120) if checkpoints is None else checkpoints
     return decide(incident, policy, history, can, found, NOW, precision)
 
 
 def test_without_rules_nothing_is_done_but_telling():
-    assert told(policy=Policy()).mode is Mode.NOTIFY
+    assert reported(policy=Policy()).mode is Mode.NOTIFY
 
 
 def test_a_rule_that_matches_acts_on_the_newest_good_checkpoint_before_the_onset():
-    decision = told()
+    decision = reported()
     assert (decision.mode, decision.action, decision.rule) == (Mode.ACT, "rollback", "r")
     assert decision.params == {"checkpoint": "local:l.0:80"}
     assert not decision.approval_required
@@ -54,9 +54,9 @@ def test_a_rule_that_matches_acts_on_the_newest_good_checkpoint_before_the_onset
 @pytest.mark.parametrize("kind", ["limit_reached", "forged_telemetry"])
 def test_whoever_sends_forged_telemetry_does_not_steer_the_job_by_a_rule_for_every_kind(kind):
     sent = replace(BIT, kind=kind)
-    decision = told(sent, Policy((Rule("any", Mode.ACT, action="stop"),)))
+    decision = reported(sent, Policy((Rule("any", Mode.ACT, action="stop"),)))
     assert (decision.mode, decision.reason) == (Mode.SUGGEST, f"only a rule for {kind} acts on it")
-    assert told(sent, Policy((Rule("own", Mode.ACT, kind=kind, action="stop"),))).mode is Mode.ACT
+    assert reported(sent, Policy((Rule("own", Mode.ACT, kind=kind, action="stop"),))).mode is Mode.ACT
 
 
 def test_the_first_rule_that_matches_decides():
@@ -65,8 +65,8 @@ def test_the_first_rule_that_matches_decides():
         Rule("sure", Mode.NOTIFY, confidence_min=0.99),
         Rule("rest", Mode.ACT, action="stop"),
     )
-    assert told(policy=Policy(rules)).rule == "sure"
-    assert told(replace(BIT, confidence=0.95), Policy(rules)).rule == "rest"
+    assert reported(policy=Policy(rules)).rule == "sure"
+    assert reported(replace(BIT, confidence=0.95), Policy(rules)).rule == "rest"
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_the_first_rule_that_matches_decides():
     ],
 )
 def test_each_gate_turns_an_act_into_a_suggestion_with_its_reason(how, reason):
-    decision = told(**how)
+    decision = reported(**how)
     assert decision.mode is Mode.SUGGEST
     assert reason in decision.reason
 
@@ -105,19 +105,19 @@ def test_each_gate_turns_an_act_into_a_suggestion_with_its_reason(how, reason):
 )
 def test_a_rule_acts_if_the_precision_of_the_kind_is_known_to_be_high_enough(least, precision, withheld, reason):
     policy = replace(ROLL_BACK, limits=PolicyLimits(precision_min=least))
-    decision = told(policy=policy, precision=precision)
+    decision = reported(policy=policy, precision=precision)
     assert (decision.withheld, decision.reason) == (withheld, reason)
     assert decision.mode is (Mode.SUGGEST if withheld else Mode.ACT)
     assert (decision.action, decision.params) == ("rollback", {"checkpoint": "local:l.0:80"})
 
 
 def test_what_was_done_more_than_an_hour_ago_is_not_counted():
-    assert told(history=[PastAction("stop", NOW - HOUR_NS)] * 9).mode is Mode.ACT
+    assert reported(history=[PastAction("stop", NOW - HOUR_NS)] * 9).mode is Mode.ACT
 
 
 def test_a_large_job_needs_approval():
-    assert told(replace(BIT, world_size=65)).approval_required
-    assert not told(replace(BIT, world_size=64)).approval_required
+    assert reported(replace(BIT, world_size=65)).approval_required
+    assert not reported(replace(BIT, world_size=64)).approval_required
 
 
 @pytest.mark.parametrize(
@@ -140,34 +140,34 @@ def test_two_people_are_needed_for_what_costs_much_and_only_where_that_is_set(ac
 
 def test_a_relaunch_names_the_culprits():
     hang = replace(BIT, kind="hang", hung=True, ranks=(3, 1))
-    assert told(hang, RELAUNCH).params == {"culprits": [3, 1]}
+    assert reported(hang, RELAUNCH).params == {"culprits": [3, 1]}
 
 
 def test_a_rule_never_relaunches_from_scratch():
     hang = replace(BIT, kind="hang", hung=True)
-    decision = told(hang, RELAUNCH, checkpoints=ledger(40, tier=CheckpointTier.MEMORY))
+    decision = reported(hang, RELAUNCH, checkpoints=ledger(40, tier=CheckpointTier.MEMORY))
     reason = "training would begin from scratch: there is no good checkpoint on disk: 1 good (memory)"
     assert (decision.mode, decision.action, decision.reason) == (Mode.SUGGEST, "relaunch", reason)
-    assert told(hang, RELAUNCH).mode is Mode.ACT
+    assert reported(hang, RELAUNCH).mode is Mode.ACT
 
 
 def test_a_hang_that_is_not_critical_yet_is_left_alone():
     hang = replace(BIT, kind="hang", severity="info", hung=True)
-    assert (told(hang, RELAUNCH).mode, told(hang, RELAUNCH).action) == (Mode.SUGGEST, "relaunch")
-    assert told(replace(hang, severity="critical"), RELAUNCH).mode is Mode.ACT
+    assert (reported(hang, RELAUNCH).mode, reported(hang, RELAUNCH).action) == (Mode.SUGGEST, "relaunch")
+    assert reported(replace(hang, severity="critical"), RELAUNCH).mode is Mode.ACT
 
 
 def test_information_is_acted_upon_only_by_a_rule_that_names_it():
     info, named = replace(BIT, severity="info"), replace(ROLL_BACK.rules[0], severity="info")
-    assert told(info).mode is Mode.SUGGEST
-    assert told(info, Policy((named,))).mode is Mode.ACT
+    assert reported(info).mode is Mode.SUGGEST
+    assert reported(info, Policy((named,))).mode is Mode.ACT
 
 
 def test_what_is_only_possible_is_left_alone_whatever_the_limits_allow():
     bold = replace(RELAUNCH, limits=PolicyLimits(confidence_min=0.1))
     hang = replace(BIT, kind="hang", hung=True, severity="critical", confidence=0.65)
-    assert told(hang, bold).mode is Mode.SUGGEST
-    assert told(replace(hang, confidence=0.66), bold).mode is Mode.ACT
+    assert reported(hang, bold).mode is Mode.SUGGEST
+    assert reported(replace(hang, confidence=0.66), bold).mode is Mode.ACT
 
 
 def test_a_policy_survives_the_log():
@@ -177,7 +177,7 @@ def test_a_policy_survives_the_log():
 
 def test_the_suggestion_prices_each_way_and_leads_with_what_the_policy_chose():
     figures = Figures(step=120, step_time_s=0.5, impact_gpu_hours_per_hour=4.0)
-    made = suggest(BIT, told(), figures, CAN, ledger(80))
+    made = suggest(BIT, reported(), figures, CAN, ledger(80))
     # 40 steps of 0.5 s to repeat and 2 s to read, on 4 ranks.
     assert (made["action"], made["checkpoint"]) == ("rollback", "local:l.0:80")
     assert made["cost_gpu_hours"] == pytest.approx(22 * 4 / 3_600)
@@ -188,14 +188,14 @@ def test_the_suggestion_prices_each_way_and_leads_with_what_the_policy_chose():
 
 def test_a_suggestion_only_names_what_the_job_can_do():
     figures = Figures(120, 0.5, 0.4)
-    made = suggest(BIT, told(policy=Policy()), figures, (), Ledger())
+    made = suggest(BIT, reported(policy=Policy()), figures, (), Ledger())
     assert (made["action"], made["alternatives"]) == ("investigate", [])
     assert made["reason"] == NOWHERE
 
 
 @pytest.mark.parametrize("kind", ["nonfinite", "corruption", "loss_divergence", "hang"])
 def test_nobody_is_told_to_wait_for_what_does_not_pass(kind):
-    made = suggest(replace(BIT, kind=kind), told(policy=Policy()), Figures(120, 0.5, 0.4), (), Ledger())
+    made = suggest(replace(BIT, kind=kind), reported(policy=Policy()), Figures(120, 0.5, 0.4), (), Ledger())
     assert "wait" not in [made["action"], *(one["action"] for one in made["alternatives"])]
 
 

@@ -54,9 +54,9 @@ class ResponderWorld:
     def find(self, *findings: Finding) -> Incident:
         for one in findings:
             self.correlator.begin(one.attempt)
-            for told in self.correlator.evaluate([one], TOPOLOGY):
+            for reported in self.correlator.evaluate([one], TOPOLOGY):
                 situation = self.situation(one.attempt, one.detected_time_s)
-                self.commands += self.responder.respond(told.incident, situation, self.settings, self.ledger)
+                self.commands += self.responder.respond(reported.incident, situation, self.settings, self.ledger)
         (incident,) = self.correlator.open
         return incident
 
@@ -198,8 +198,8 @@ def test_a_hang_that_has_ended_by_itself_suggests_nothing_until_it_is_back() -> 
     assert (incident.suggestion["action"], incident.suggestion["alternatives"]) == ("wait", [])
     assert "ended by itself" in incident.suggestion["reason"]
     assert incident.impact_gpu_hours_per_hour == 0.0
-    told = incident.version()
-    assert what_now(told).steps[0].startswith("Nothing: it has ended by itself.")
+    reported = incident.version()
+    assert what_now(reported).steps[0].startswith("Nothing: it has ended by itself.")
     world.find(replace(hang, onset_time_s=1_100.0, detected_time_s=1_105.0))
     assert incident.suggestion["action"] == "relaunch"
     assert len(what_now(incident.version()).steps) > 1
@@ -277,9 +277,9 @@ def test_an_error_comes_with_or_without_a_summary():
     ids=lambda changes: next(iter(changes)),
 )
 def test_a_malformed_or_too_large_summary_is_an_error(changes):
-    told = answered(trace_fields(**changes))
-    assert told.summary == {}
-    assert told.error.startswith("its summary cannot be read: ")
+    reported = answered(trace_fields(**changes))
+    assert reported.summary == {}
+    assert reported.error.startswith("its summary cannot be read: ")
 
 
 @pytest.mark.parametrize("fields", [{}, {"request": 7}])

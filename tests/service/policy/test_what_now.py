@@ -19,8 +19,13 @@ WAIT = {"action": "wait", "reason": "it may pass by itself", "cost_gpu_hours": 1
 def now(kind, severity="critical", evidence=None, ways=(), policy=None, /, *, accelerated=True, **more: Any) -> WhatNow:
     first, *others = ways or ({},)
     suggestion = {**first, "alternatives": others, "policy": policy or {}}
-    told = {"kind": Kind(kind), "severity": Severity(severity), "evidence": evidence or {}, "suggestion": suggestion}
-    return what_now(incident_version(**told | more), 64, accelerated)
+    reported = {
+        "kind": Kind(kind),
+        "severity": Severity(severity),
+        "evidence": evidence or {},
+        "suggestion": suggestion,
+    }
+    return what_now(incident_version(**reported | more), 64, accelerated)
 
 
 def steps(*case, **more):
@@ -28,26 +33,26 @@ def steps(*case, **more):
 
 
 def ordered(way, **more):
-    told = {name: way.get(name) for name in ("action", "checkpoint", "cost_gpu_hours")}
-    return {"ordered": told | {"reason": "rule r1", "unix_ns": NOON_UNIX_NS, "approval": False} | more}
+    reported = {name: way.get(name) for name in ("action", "checkpoint", "cost_gpu_hours")}
+    return {"ordered": reported | {"reason": "rule r1", "unix_ns": NOON_UNIX_NS, "approval": False} | more}
 
 
 @pytest.mark.parametrize("kind", sorted(Kind))
 @pytest.mark.parametrize("severity", list(Severity))
 def test_of_every_kind_something_is_reported_without_anything_being_known(kind, severity):
-    told = now(kind, severity, hosts=(), ranks=(), devices=(), onset_step=None, checkpoint=None)
-    assert all(told.steps)
-    for step in told.steps:
+    reported = now(kind, severity, hosts=(), ranks=(), devices=(), onset_step=None, checkpoint=None)
+    assert all(reported.steps)
+    for step in reported.steps:
         assert not any(word in step for word in ("None", "PID", " JOB")), step
 
 
 def test_where_the_first_step_is_to_go_back_the_command_is_it():
-    told = now("corruption", "critical", {"fingerprints": {}}, (BACK, RELAUNCH))
-    assert (told.automatic, told.command) == ("nothing", "rankwatch rollback gpt-small")
-    assert told.steps[0] == (
+    reported = now("corruption", "critical", {"fingerprints": {}}, (BACK, RELAUNCH))
+    assert (reported.automatic, reported.command) == ("nothing", "rankwatch rollback gpt-small")
+    assert reported.steps[0] == (
         "Go back: `rankwatch rollback gpt-small` (loads the checkpoint of step 470 in memory; costs 17 s of the job)."
     )
-    assert told.steps[1] == (
+    assert reported.steps[1] == (
         "It usually recurs: once the job trains and a spare is free, put it in place of node-a, "
         "`rankwatch relaunch gpt-small`, and test its GPU (`dcgmi diag -r 3`). "
         "Without a spare, continue; if it recurs: `rankwatch stop gpt-small`."
@@ -55,17 +60,17 @@ def test_where_the_first_step_is_to_go_back_the_command_is_it():
 
 
 def test_what_the_policy_has_ordered_is_reported_with_its_time_and_left_to_be_watched():
-    told = now("nonfinite", "critical", {}, (BACK, RELAUNCH), ordered(BACK))
-    assert told.automatic == (
+    reported = now("nonfinite", "critical", {}, (BACK, RELAUNCH), ordered(BACK))
+    assert reported.automatic == (
         "rollback to the checkpoint of step 470 in memory, ordered by the policy at 08:53:20 UTC "
         "(rule r1; costs 17 s of the job)"
     )
-    assert told.steps[0].startswith(
+    assert reported.steps[0].startswith(
         "Nothing to do before 08:57 UTC. If no step is trained by then (`rankwatch jobs show gpt-small`): "
         "`rankwatch relaunch gpt-small` (new processes from the checkpoint of step 450; "
     )
-    assert told.command == ""
-    assert told.listed[0].startswith("Automatic: rollback to ")
+    assert reported.command == ""
+    assert reported.listed[0].startswith("Automatic: rollback to ")
     same = steps("nonfinite", "critical", {}, (RELAUNCH,), ordered(RELAUNCH))[0]
     assert "rankwatch relaunch" not in same
     assert same.endswith(" training goes on from the checkpoint of step 450, as later ones are in doubt.")
@@ -160,9 +165,9 @@ def test_what_costs_little_is_nothing_to_do_now():
     assert first == "Nothing to do now, as little is lost: you get a message, as a warning, if that changes."
     assert stays.startswith("If it is still so at 09:04 UTC: ")
     trace = {"action": "trace", "reason": "why", "cost_gpu_hours": 0.0}
-    told = now("slowdown", "warning", {}, (WAIT, trace), hosts=(), cause="")
-    assert told.command == "rankwatch trace gpt-small"
-    assert told.steps == (
+    reported = now("slowdown", "warning", {}, (WAIT, trace), hosts=(), cause="")
+    assert reported.command == "rankwatch trace gpt-small"
+    assert reported.steps == (
         "First `rankwatch trace gpt-small` (prints what some steps spend their time on; costs next to nothing). If "
         "collectives take most of it, look at the network; if devices idle for much of it, at what else runs on the "
         "hosts (`top`); else at heat and clocks (`nvidia-smi -q -d PERFORMANCE,TEMPERATURE,CLOCK`). Let it train "
@@ -174,21 +179,21 @@ def test_what_costs_little_is_nothing_to_do_now():
 
 def test_a_hang_that_is_not_critical_yet_says_when_it_will_be_and_what_follows():
     hang = ("hang", "info", {"critical_after_s": 5.0, "pids": {"node-a": [4711]}}, (RELAUNCH,))
-    told = now(*hang)
-    assert told.automatic == "nothing"
-    assert told.steps[:2] == (
+    reported = now(*hang)
+    assert reported.automatic == "nothing"
+    assert reported.steps[:2] == (
         "Nothing to do before it becomes critical by itself, at 08:53:22 UTC if it still stands then: it may pass. "
         "Then: see where a rank that waits stands: `py-spy dump --pid 4711` on node-a.",
         "Then `rankwatch relaunch gpt-small` (new processes from the checkpoint of step 450; costs 28 s of the job).",
     )
-    told = now(*hang, {"mode": "suggest", "action": "relaunch", "reason": NOT_CRITICAL_YET})
-    assert told.automatic.startswith(
+    reported = now(*hang, {"mode": "suggest", "action": "relaunch", "reason": NOT_CRITICAL_YET})
+    assert reported.automatic.startswith(
         "relaunch from the checkpoint of step 450, at 08:53:22 UTC if it still stands then (costs 28 s of the job)"
     )
-    assert told.steps[0].startswith(
+    assert reported.steps[0].startswith(
         "Nothing to do before 08:57 UTC. If no step is trained by then (`rankwatch jobs show gpt-small`): end the job, "
     )
-    assert "py-spy" not in told.steps[1], "the processes are ended by then"
+    assert "py-spy" not in reported.steps[1], "the processes are ended by then"
 
 
 def test_a_rank_that_waits_in_its_own_code_is_looked_at_there():
@@ -225,9 +230,9 @@ def test_nobody_is_told_to_read_a_stack_that_was_not_taken():
     read = "Read the stack of the named rank"
     assert steps("hang", "critical", {"stacks": [{"ranks": "0", "stack": "File a.py"}]})[0].startswith(read)
     for none in ({}, {"stacks": [{"ranks": "0", "stack": "", "reason": "it did not answer"}]}):
-        told = steps("hang", "critical", none)
-        assert "`py-spy dump --pid`" in told[0]
-        assert not any(step.startswith(read) for step in told)
+        reported = steps("hang", "critical", none)
+        assert "`py-spy dump --pid`" in reported[0]
+        assert not any(step.startswith(read) for step in reported)
 
 
 def test_a_host_that_is_silent_cannot_be_asked_for_stacks():
@@ -292,8 +297,8 @@ def test_who_asked_a_job_to_end_is_not_sent_to_look_for_a_killer():
     ],
 )
 def test_the_first_step_about_a_lost_rank_follows_from_how_it_ended(end, step):
-    told = {"code": None, "signal": None, "error": "", **end}
-    first, then = steps("rank_lost", "critical", told, checkpoint="local:l.0:450")
+    reported = {"code": None, "signal": None, "error": "", **end}
+    first, then = steps("rank_lost", "critical", reported, checkpoint="local:l.0:450")
     assert step in first
     assert ("oom" in first) is ("oom" in step)
     assert then.startswith(
@@ -307,9 +312,9 @@ def test_the_first_step_about_a_lost_rank_follows_from_how_it_ended(end, step):
 
 
 def test_a_launcher_that_starts_the_job_again_is_waited_for():
-    told = now("rank_lost", "critical", {"signal": 9}, (WAIT | {"reason": RESTARTED},), checkpoint="local:l.0:450")
-    assert told.automatic == "the launcher starts the job again, from the checkpoint of step 450"
-    assert told.steps[1].startswith(
+    reported = now("rank_lost", "critical", {"signal": 9}, (WAIT | {"reason": RESTARTED},), checkpoint="local:l.0:450")
+    assert reported.automatic == "the launcher starts the job again, from the checkpoint of step 450"
+    assert reported.steps[1].startswith(
         "If no step is trained by 09:03 UTC: start the job with the command that launched it"
     )
     stopped = now("rank_lost", "critical", {"signal": 9}, (WAIT | {"reason": RESTARTED},), ordered({"action": "stop"}))
@@ -327,9 +332,9 @@ def test_a_faulty_device_is_saved_from_then_replaced_then_mended():
         "Without a spare: `rankwatch stop gpt-small`, restart node-a, then start the job with the command that "
         "launched it. If it comes again: replace the GPU."
     )
-    told = now("device_fault", "critical", {}, (SAVE, RELAUNCH), ordered(SAVE), **said)
-    assert told.automatic.endswith("(rule r1; costs next to nothing; it fails if the device is gone)")
-    assert told.steps[0].startswith("Put a spare in place of node-a")
+    reported = now("device_fault", "critical", {}, (SAVE, RELAUNCH), ordered(SAVE), **said)
+    assert reported.automatic.endswith("(rule r1; costs next to nothing; it fails if the device is gone)")
+    assert reported.steps[0].startswith("Put a spare in place of node-a")
     mild = steps("device_fault", "warning", {}, (SAVE, RELAUNCH), ordered(SAVE), **said)[0]
     assert mild.startswith(
         "As soon as `rankwatch checkpoints gpt-small` lists it as good: `rankwatch relaunch gpt-small` (new processes "
@@ -363,5 +368,5 @@ def test_whether_steps_go_on_says_whether_a_silent_host_is_down():
 
 
 def test_a_job_name_that_a_shell_would_read_is_quoted():
-    told = now("nonfinite", "critical", {}, (BACK,), job="a; rm -rf b")
-    assert told.command == "rankwatch rollback 'a; rm -rf b'"
+    reported = now("nonfinite", "critical", {}, (BACK,), job="a; rm -rf b")
+    assert reported.command == "rankwatch rollback 'a; rm -rf b'"

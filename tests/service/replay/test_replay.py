@@ -33,11 +33,16 @@ def recorded(job: Job, path: Path) -> Path:
 def test_a_slow_rank_is_named_with_its_host_and_the_times_of_the_file(tmp_path: Path) -> None:
     job = Job(world_size=32, steps=320, seed=3).inject(Slow(17, 200, 1.2, until_step=280))
     outcome = replayed(recorded(job, tmp_path / "job.parquet"))
-    (told,) = [as_json(incident, outcome.named) for incident in outcome.incidents[0]]
-    assert (told["kind"], told["ranks"], told["hosts"], told["onset_step"]) == ("straggler", [17], ["host-2"], 200)
-    assert 204 <= told["detected_step"] <= 212
-    assert 280 < told["resolved_step"] <= 310
-    assert told["onset_time_s"] < told["detected_time_s"] < 320
+    (reported,) = [as_json(incident, outcome.named) for incident in outcome.incidents[0]]
+    assert (reported["kind"], reported["ranks"], reported["hosts"], reported["onset_step"]) == (
+        "straggler",
+        [17],
+        ["host-2"],
+        200,
+    )
+    assert 204 <= reported["detected_step"] <= 212
+    assert 280 < reported["resolved_step"] <= 310
+    assert reported["onset_time_s"] < reported["detected_time_s"] < 320
     assert (outcome.rows, outcome.frames, outcome.ranks) == (32 * 320, 320, 32)
     assert not outcome.left_out
 
@@ -84,7 +89,7 @@ def test_the_size_of_the_batches_changes_nothing(tmp_path: Path, monkeypatch: py
     whole = [as_json(incident, named=True) for incident in replayed(path).incidents[0]]
     monkeypatch.setattr(files, "BATCH_ROWS", 77)
     assert [as_json(incident, named=True) for incident in replayed(path).incidents[0]] == whole
-    assert [told["kind"] for told in whole] == ["straggler", "corruption"]
+    assert [reported["kind"] for reported in whole] == ["straggler", "corruption"]
     # Wrong bits bring wrong numbers: the NaN that follows is a consequence.
     assert [part["kind"] for part in whole[1]["consequences"]] == ["nonfinite"]
 
@@ -143,8 +148,8 @@ def rows_of(path: Path, rows: Iterable[tuple[object, ...]]) -> Path:
 
 
 @pytest.mark.parametrize("timed", [True, False], ids=["with times", "without"])
-@pytest.mark.parametrize(("steps", "told"), [(900, True), (350, True), (310, False)])
-def test_a_rank_whose_rows_stop_while_its_peers_go_on_has_ended(tmp_path, steps, told, timed):
+@pytest.mark.parametrize(("steps", "reported"), [(900, True), (350, True), (310, False)])
+def test_a_rank_whose_rows_stop_while_its_peers_go_on_has_ended(tmp_path, steps, reported, timed):
     rows = (
         (step, rank, step if timed else "", "train", 2.0, "" if timed else 1.0)
         for step in range(steps)
@@ -153,7 +158,7 @@ def test_a_rank_whose_rows_stop_while_its_peers_go_on_has_ended(tmp_path, steps,
     )
     (incidents,) = replayed(rows_of(tmp_path / "run.csv", rows)).incidents
     assert [(one.kind, one.ranks, one.first.onset_step) for one in incidents] == (
-        [(Kind.RANK_LOST, (2,), 280)] if told else []
+        [(Kind.RANK_LOST, (2,), 280)] if reported else []
     )
     assert all("no row after step 279" in one.summary for one in incidents)
 
@@ -187,8 +192,8 @@ def test_rows_of_an_evaluation_that_bear_the_step_before_it_are_a_phase_after_th
 def test_two_configurations_are_compared_by_what_only_one_of_them_finds(tmp_path: Path) -> None:
     job = Job(world_size=16, steps=260, seed=5).inject(Slow(3, 100, 1.05), BitFlip(5, 205))
     path = recorded(job, tmp_path / "job.parquet")
-    code, (told, _) = run_json(str(path), "--compare", "straggler.wall.ratio_min=1.5")
-    assert (code, told["kind"], told["ranks"], told["found"]) == (0, "straggler", [3], "only with default")
+    code, (reported, _) = run_json(str(path), "--compare", "straggler.wall.ratio_min=1.5")
+    assert (code, reported["kind"], reported["ranks"], reported["found"]) == (0, "straggler", [3], "only with default")
     _, out, _ = run(str(path), "--compare", "straggler.wall.ratio_min=1.5")
     assert "Found with both settings: 1 incident." in out
     assert "1 incident only with default:" in out
@@ -238,8 +243,8 @@ def run_json(*words: str) -> tuple[int, list[dict[str, Any]]]:
 
 def test_the_command_prints_an_incident_a_line_and_what_was_read(tmp_path: Path) -> None:
     path = recorded(Job(world_size=16, steps=260, seed=5).inject(Slow(3, 100, 1.3)), tmp_path / "job.parquet")
-    code, (told, last) = run_json(str(path))
-    assert (code, told["kind"], told["ranks"], told["resolved_step"]) == (0, "straggler", [3], None)
+    code, (reported, last) = run_json(str(path))
+    assert (code, reported["kind"], reported["ranks"], reported["resolved_step"]) == (0, "straggler", [3], None)
     assert (last["summary"]["rows"], last["summary"]["incidents"]) == (16 * 260, 1)
     code, out, _ = run(str(path))
     assert code == 0
@@ -303,8 +308,8 @@ def test_what_stands_before_a_wrong_row_is_judged_and_printed(tmp_path: Path) ->
     assert "Read 100 rows" in out
     assert "NaN in the loss in step 70" in out
     assert "row 101, column loss: 'soon' is not a number" in err
-    code, (told, last) = run_json(str(wrong))
-    assert (code, told["onset_step"]) == (1, 70)
+    code, (reported, last) = run_json(str(wrong))
+    assert (code, reported["onset_step"]) == (1, 70)
     assert "row 101, column loss" in last["summary"]["error"]
     assert "straggler" in last["summary"]["not_looked_for"]
 
@@ -331,8 +336,13 @@ def event_file(folder: Path, steps: range, start_s: float, losses: dict[int, flo
 
 def test_scalars_of_an_event_file_are_a_series(tmp_path: Path) -> None:
     path = event_file(tmp_path, range(120), 1e9, {100: 9.0})
-    code, (told, last) = run_json(str(path), "--map", "train/loss=loss")
-    assert (code, told["kind"], told["onset_step"], told["resolved_step"] is not None) == (0, "loss_spike", 100, True)
+    code, (reported, last) = run_json(str(path), "--map", "train/loss=loss")
+    assert (code, reported["kind"], reported["onset_step"], reported["resolved_step"] is not None) == (
+        0,
+        "loss_spike",
+        100,
+        True,
+    )
     assert sorted(last["summary"]["columns"]) == ["loss", "lr"]
 
 
@@ -368,8 +378,8 @@ def test_event_files_of_a_job_that_was_started_again_are_its_launches(tmp_path: 
     first = event_file(tmp_path, range(120), 1e9, {})
     second = event_file(tmp_path, range(100, 200), 1e9 + 60, {150: 9.0})
     for paths in ((first, second), (second, first)):
-        code, (told, last) = run_json(*map(str, paths), "--map", "train/loss=loss")
-        assert (code, told["onset_step"], last["summary"]["rows"]) == (0, 150, 220)
+        code, (reported, last) = run_json(*map(str, paths), "--map", "train/loss=loss")
+        assert (code, reported["onset_step"], last["summary"]["rows"]) == (0, 150, 220)
 
 
 def test_a_truncated_event_file_is_read_to_its_last_whole_event(tmp_path: Path) -> None:

@@ -184,15 +184,15 @@ def run(*words: str) -> tuple[int, str]:
 
 @pytest.mark.parametrize("url", ["http://[::1", ":::", "localhost:8770", "ftp://host", "http://"])
 def test_a_url_that_is_none_is_wrong_usage(url: str) -> None:
-    status, told = run("--live", "--speed", "0", "--url", url)
+    status, reported = run("--live", "--speed", "0", "--url", url)
     assert status == Status.USAGE
-    assert "is not the URL of a service" in told
+    assert "is not the URL of a service" in reported
 
 
 @pytest.mark.parametrize("token", ["schl\u00fcssel", "two\nlines"])
 def test_a_token_that_no_header_can_carry_is_wrong_usage(token: str) -> None:
-    status, told = run("--live", "--speed", "0", "--url", "http://127.0.0.1:9", "--token", token)
-    assert (status, "the token" in told) == (Status.USAGE, True)
+    status, reported = run("--live", "--speed", "0", "--url", "http://127.0.0.1:9", "--token", token)
+    assert (status, "the token" in reported) == (Status.USAGE, True)
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def test_ranks_are_named_one_by_one_by_range_or_by_host(text: str, ranks: tuple[
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reported"),
     [
         ("stragler:rank=1,at=2", "did you mean straggler"),
         ("xyz", "--list-faults"),
@@ -108,8 +108,8 @@ def test_ranks_are_named_one_by_one_by_range_or_by_host(text: str, ranks: tuple[
         ("rollback:at=10,to=11", "to: must not be after 10"),
     ],
 )
-def test_a_wrong_fault_is_reported_with_what_is_wrong_and_how_it_is_written(text: str, told: str) -> None:
-    with pytest.raises(ScriptError, match=re.escape(told)) as error:
+def test_a_wrong_fault_is_reported_with_what_is_wrong_and_how_it_is_written(text: str, reported: str) -> None:
+    with pytest.raises(ScriptError, match=re.escape(reported)) as error:
         apply(text, job())
     name = text.partition(":")[0]
     assert name not in FAULTS or usage(name) in str(error.value)

@@ -171,7 +171,7 @@ def test_a_job_is_restored_from_the_tables_once_and_leaves_room_for_others(world
 
 @pytest.mark.parametrize("how", ["made anew", "forgotten"])
 def test_what_people_had_set_outlives_the_log_of_telemetry(world, how):
-    world.tell(ALL_JOBS, policy_record(Policy(hands_off=True)))
+    world.append(ALL_JOBS, policy_record(Policy(hands_off=True)))
     stream = lived(world)
     for name in (ALL_JOBS, "gpt", ALL_JOBS, "gpt"):
         stream.save(name)
@@ -190,7 +190,7 @@ def test_what_people_had_set_outlives_the_log_of_telemetry(world, how):
 
 
 def test_a_partition_that_is_new_begins_with_what_people_had_set(world):
-    world.tell(ALL_JOBS, policy_record(Policy(hands_off=True)))
+    world.append(ALL_JOBS, policy_record(Policy(hands_off=True)))
     stream = lived(world)
     with write(world.engine) as connection:
         assert trim(connection, before=1, limit=10) == 1
@@ -234,7 +234,7 @@ def test_a_job_that_moved_into_a_partition_which_had_others_before_is_restored_f
 
 
 def test_partitions_that_the_log_had_once_keep_no_control_records(world):
-    world.tell(ALL_JOBS, policy_record(Policy(hands_off=True)))
+    world.append(ALL_JOBS, policy_record(Policy(hands_off=True)))
     with write(world.engine) as connection:
         old = {"partition": 7, "position": 5, "tick_number": 3, "epoch": 1, "control_needed": 0}
         connection.execute(insert(models.StreamPosition).values(**old))
@@ -262,12 +262,12 @@ def test_a_record_that_came_into_the_wrong_partition_is_refused(world):
 METRICS = {f"m{number}": 1.0 for number in range(20)}
 
 
-def rows(step: int, told: list[int], metrics: dict[str, float] = METRICS) -> wire.Table:
-    return table([step] * len(told), told, **{name: [value] * len(told) for name, value in metrics.items()})
+def rows(step: int, reported: list[int], metrics: dict[str, float] = METRICS) -> wire.Table:
+    return table([step] * len(reported), reported, **{name: [value] * len(reported) for name, value in metrics.items()})
 
 
-def infos(told: range, world_size: int) -> tuple[wire.RankInfo, ...]:
-    return tuple(wire.RankInfo(rank, world_size, host=f"node-{rank // 8}", dp=rank) for rank in told)
+def infos(reported: range, world_size: int) -> tuple[wire.RankInfo, ...]:
+    return tuple(wire.RankInfo(rank, world_size, host=f"node-{rank // 8}", dp=rank) for rank in reported)
 
 
 def forge(service: Service, job: str) -> None:
@@ -296,8 +296,10 @@ def test_what_a_batch_declares_and_does_not_bring_takes_no_memory_and_opens_an_i
 def test_a_job_of_16384_ranks_whose_hosts_introduce_themselves_within_seconds_starts_as_before(service, stream):
     for half in (range(8_192), range(8_192, 16_384)):
         for low in range(half.start, half.stop, 2_048):
-            told = range(low, low + 2_048)
-            service.send("wide", ranks=infos(told, 16_384), progress=tuple(progress(rank, 0) for rank in told[:8]))
+            reported = range(low, low + 2_048)
+            service.send(
+                "wide", ranks=infos(reported, 16_384), progress=tuple(progress(rank, 0) for rank in reported[:8])
+            )
         service.second(stream)
     service.second(stream)
     assert service.column(select(models.Attempt.attempt)) == ["l.0"]
@@ -356,8 +358,8 @@ def test_a_replay_from_snapshots_of_different_times_allows_the_same(service, mon
         size = int(random.choice([1, 8, 70, 200]))
         launch = f"{job}-{size}-{step // 20}"
         names = {f"m{number}": 1.0 for number in range(int(random.integers(1, 6)))}
-        told = range(min(size, int(random.choice([1, 8]))))
-        service.send(job, attempt=f"{launch}.0", ranks=infos(told, size), steps=rows(step, list(told), names))
+        reported = range(min(size, int(random.choice([1, 8]))))
+        service.send(job, attempt=f"{launch}.0", ranks=infos(reported, size), steps=rows(step, list(reported), names))
         if random.random() < 0.5:
             service.second(stream)
         if random.random() < 0.1 and stream.partition.jobs:

@@ -39,7 +39,7 @@ NLP = JobOwnership("gpt", "nlp", "ann")
 ROUTED = tuple(ReceiverRoute(project, projects=(project,)) for project in ("nlp", "vision"))
 
 
-def told(service):
+def reported(service):
     route_all(service.engine, service.clock.now_ns)
     query = select(models.Outbox.receiver).order_by(models.Outbox.created_unix_ns, models.Outbox.id)
     return service.column(query)
@@ -49,18 +49,18 @@ def told(service):
 def test_an_incident_goes_to_the_receivers_of_its_project_whenever_the_project_was_set(service, stream, when):
     subscribe(service.engine, *ROUTED)
     if when == "before it begins":
-        service.tell("gpt", NLP)
+        service.append("gpt", NLP)
         service.second(stream)
     service.train(*range(10))
     if when == "with its first telemetry":
-        service.tell("gpt", NLP)
+        service.append("gpt", NLP)
     service.second(stream)
     if when == "later":
-        service.tell("gpt", NLP)
+        service.append("gpt", NLP)
     service.second(stream)
     service.ill()
     service.second(stream)
-    assert told(service) == ["nlp"]
+    assert reported(service) == ["nlp"]
     (body,) = service.column(select(models.Outbox.body))
     data = json.loads(body)["data"]
     assert (data["project"], data["owner"]) == ("nlp", "ann")
@@ -69,20 +69,20 @@ def test_an_incident_goes_to_the_receivers_of_its_project_whenever_the_project_w
 
 def test_a_job_that_is_moved_notifies_the_receivers_of_its_new_project(service, stream):
     subscribe(service.engine, *ROUTED)
-    service.tell("gpt", NLP)
+    service.append("gpt", NLP)
     service.train(*range(10))
     service.second(stream)
-    service.tell("gpt", JobOwnership("gpt", "vision"))
+    service.append("gpt", JobOwnership("gpt", "vision"))
     service.second(stream)
     service.ill()
     service.second(stream)
-    assert told(service) == ["vision"]
+    assert reported(service) == ["vision"]
 
 
 def test_a_rule_of_a_project_decides_about_its_jobs_alone(service, stream):
     rule = PolicyRuleRecord("stop-nlp", "", "", "", 0.0, "suggest", "stop", project="nlp")
-    service.tell(ALL_JOBS, PolicySet(False, (rule,), {}))
-    service.tell("gpt", NLP)
+    service.append(ALL_JOBS, PolicySet(False, (rule,), {}))
+    service.append("gpt", NLP)
     for job in ("gpt", "other"):
         service.train(*range(10), job=job)
     service.second(stream)
@@ -96,10 +96,10 @@ def test_a_rule_of_a_project_decides_about_its_jobs_alone(service, stream):
 def test_a_deleted_job_loses_its_project(service, stream):
     with write(service.engine) as connection:
         connection.execute(insert(models.JobOwnership).values(job="gpt", project="nlp", owner="ann"))
-    service.tell("gpt", NLP)
+    service.append("gpt", NLP)
     service.train(*range(10))
     service.second(stream)
-    service.tell("gpt", JobDeleted("gpt"))
+    service.append("gpt", JobDeleted("gpt"))
     service.second(stream)
     service.seq.clear()
     service.train(0)
@@ -127,7 +127,7 @@ def test_jobs_that_wait_have_a_limit_beyond_which_the_first_makes_room(service, 
     monkeypatch.setattr(settings_in_force, "WAITING_MAX", 2)
     stream = service.started()
     for job in ("a", "b", "c"):
-        service.tell(job, JobOwnership(job, "nlp"))
+        service.append(job, JobOwnership(job, "nlp"))
     service.second(stream)
     assert list(stream.partition.settings.waiting) == ["b", "c"]
 
@@ -142,7 +142,7 @@ def requested(service):
 
 
 def test_an_action_waits_until_the_precision_of_the_kind_is_known_to_be_high_enough(service, stream):
-    service.tell(*GUARDED)
+    service.append(*GUARDED)
     service.able()
     service.train(0)
     service.second(stream)
@@ -150,20 +150,20 @@ def test_an_action_waits_until_the_precision_of_the_kind_is_known_to_be_high_eno
     service.second(stream)
     unknown = ("gpt", "refused", "the precision of nonfinite is not known: 0 of 5 incidents are judged")
     assert requested(service) == [unknown]
-    service.tell(ALL_JOBS, PrecisionSet({"nonfinite": (2, 3), "hang": (9, 0)}))
+    service.append(ALL_JOBS, PrecisionSet({"nonfinite": (2, 3), "hang": (9, 0)}))
     service.second(stream)
     assert requested(service) == [unknown]
-    service.tell(ALL_JOBS, PrecisionSet({"nonfinite": (5, 3)}))
+    service.append(ALL_JOBS, PrecisionSet({"nonfinite": (5, 3)}))
     service.second(stream)
     assert requested(service) == [unknown, ("gpt", "requested", "")]
 
 
 def test_what_waits_is_in_the_audit_trail_and_on_the_incident(service, stream):
-    service.tell(*GUARDED)
+    service.append(*GUARDED)
     service.able()
     service.train(0)
     service.second(stream)
-    service.tell(ALL_JOBS, PrecisionSet({"nonfinite": (2, 3)}))
+    service.append(ALL_JOBS, PrecisionSet({"nonfinite": (2, 3)}))
     service.ill(step=2)
     service.second(stream)
     reason = "the precision of nonfinite is below 60%: 2 of 5 incidents were useful"
@@ -201,7 +201,7 @@ def test_a_rule_holds_from_its_record_on_and_for_the_jobs_of_its_patterns(servic
     log(service, stream, 5.0, 11.0, 11.0)
     log(service, stream, 11.0, job="other")
     assert incidents(service) == []
-    service.tell(ALL_JOBS, RulesSet((HIGH,)))
+    service.append(ALL_JOBS, RulesSet((HIGH,)))
     log(service, stream, 11.0, first=3)
     log(service, stream, 11.0, job="other", first=1)
     assert incidents(service, "job", "scope", "severity", "onset_step") == [("gpt", "rule:high", "warning", 3)]
@@ -210,18 +210,18 @@ def test_a_rule_holds_from_its_record_on_and_for_the_jobs_of_its_patterns(servic
 
 
 def test_a_rule_that_is_deleted_ends_its_incidents(service, stream):
-    service.tell(ALL_JOBS, RulesSet((HIGH,)))
+    service.append(ALL_JOBS, RulesSet((HIGH,)))
     log(service, stream, 11.0, 11.0)
-    service.tell(ALL_JOBS, RulesSet(()))
+    service.append(ALL_JOBS, RulesSet(()))
     log(service, stream, 11.0, first=2)
     assert incidents(service) == [("gpt", "resolved")]
 
 
 def test_what_a_person_resolves_is_accepted_until_it_was_over(service, stream):
-    service.tell(ALL_JOBS, RulesSet((HIGH,)))
+    service.append(ALL_JOBS, RulesSet((HIGH,)))
     log(service, stream, 11.0, 11.0)
     ((incident,),) = incidents(service, "id")
-    service.tell("gpt", IncidentReview(incident, "resolved", "ann"))
+    service.append("gpt", IncidentReview(incident, "resolved", "ann"))
     log(service, stream, *[11.0] * 5, first=2)
     assert incidents(service) == [("gpt", "resolved")]
     log(service, stream, 9.0, 11.0, first=7)
@@ -230,7 +230,7 @@ def test_what_a_person_resolves_is_accepted_until_it_was_over(service, stream):
 
 def test_rules_beyond_the_limit_of_a_job_are_counted(service, stream):
     rules = [MetricRule(f"r{n}", "memory", Condition.ABOVE, 10.0) for n in range(RULES_PER_JOB_MAX + 3)]
-    service.tell(ALL_JOBS, RulesSet(tuple(rules)))
+    service.append(ALL_JOBS, RulesSet(tuple(rules)))
     log(service, stream, 5.0, 5.0)
     (dropped,) = service.column(select(models.Job.dropped))
     assert dropped["metric_rules"] == 3
@@ -247,7 +247,7 @@ def test_the_rules_in_force_survive_their_record_and_their_snapshot():
 
 def test_a_rule_for_many_ranks_asks_for_an_approval_in_the_transaction_of_its_command(service):
     rules = (Rule("r1", Mode.ACT, kind="nonfinite", action="pause"),)
-    service.tell(ALL_JOBS, policy_record(Policy(rules, PolicyLimits(approval_ranks=1))))
+    service.append(ALL_JOBS, policy_record(Policy(rules, PolicyLimits(approval_ranks=1))))
     subscribe(service.engine, ReceiverRoute("pager"), ReceiverRoute("other", jobs=("other",)))
     stream = service.started()
     service.able()
@@ -256,7 +256,7 @@ def test_a_rule_for_many_ranks_asks_for_an_approval_in_the_transaction_of_its_co
     stream.step()
     again = service.started()
     again.step()
-    assert told(service) == ["pager", "pager"]
+    assert reported(service) == ["pager", "pager"]
     [command] = service.column(select(models.Command.id).where(models.Command.approval_required))
     asked = select(models.Outbox.body).where(models.Outbox.command_id == command)
     [message] = map(json.loads, service.column(asked))
@@ -326,15 +326,15 @@ def found(service):
 
 def test_a_tuning_holds_from_its_place_on_and_says_its_version(service, stream):
     train(service, stream, range(100))
-    service.tell(ALL_JOBS, tunings(1, {"jobs": "g*", **DEAF}))
+    service.append(ALL_JOBS, tunings(1, {"jobs": "g*", **DEAF}))
     train(service, stream, range(100, 112), slow=1.5)
     train(service, stream, range(112, 170))
     assert found(service) == []
-    service.tell(ALL_JOBS, tunings(2, {"jobs": "g*", "profile": "sensitive"}))
+    service.append(ALL_JOBS, tunings(2, {"jobs": "g*", "profile": "sensitive"}))
     train(service, stream, range(170, 182), slow=1.5)
     assert found(service) == [("gpt", "straggler", 170, 2)]
     train(service, stream, range(182, 250))
-    service.tell(ALL_JOBS, tunings(3))
+    service.append(ALL_JOBS, tunings(3))
     train(service, stream, range(250, 262), slow=1.5)
     assert found(service)[1:] == [("gpt", "straggler", 250, None)]
 
@@ -342,21 +342,21 @@ def test_a_tuning_holds_from_its_place_on_and_says_its_version(service, stream):
 def test_another_value_restarts_no_baseline(service, stream):
     train(service, stream, range(100))
     before = stream.partition.jobs["gpt"].state()["bank"]
-    service.tell(ALL_JOBS, tunings(1, {"profile": "quiet"}))
+    service.append(ALL_JOBS, tunings(1, {"profile": "quiet"}))
     service.clock.advance(0.01)
     stream.partition.control(service.controls.read(0, 9)[-1], Effects())
     assert pack(stream.partition.jobs["gpt"].state()["bank"]) == pack(before)
 
 
 def test_jobs_that_do_not_match_go_on_as_they_are(service, stream):
-    service.tell(ALL_JOBS, tunings(1, {"jobs": "bert-*", **DEAF}))
+    service.append(ALL_JOBS, tunings(1, {"jobs": "bert-*", **DEAF}))
     train(service, stream, range(100))
     train(service, stream, range(100, 112), slow=1.5)
     assert found(service) == [("gpt", "straggler", 100, None)]
 
 
 def test_a_job_that_begins_later_has_the_tuning(service, stream):
-    service.tell(ALL_JOBS, tunings(4, {"jobs": "late", **DEAF}))
+    service.append(ALL_JOBS, tunings(4, {"jobs": "late", **DEAF}))
     train(service, stream, range(10))
     train(service, stream, range(100), job="late")
     train(service, stream, range(100, 112), slow=1.5, job="late")
@@ -365,7 +365,7 @@ def test_a_job_that_begins_later_has_the_tuning(service, stream):
 
 def test_a_change_is_among_what_happened_before_an_incident(service, stream):
     train(service, stream, range(100))
-    service.tell(ALL_JOBS, tunings(1, {"jobs": "gpt", "profile": "sensitive"}))
+    service.append(ALL_JOBS, tunings(1, {"jobs": "gpt", "profile": "sensitive"}))
     train(service, stream, range(100, 110))
     train(service, stream, range(110, 122), slow=1.5)
     (changes,) = service.column(select(models.Incident.changes_before))

@@ -38,7 +38,7 @@ def stream(service):
 
 def delete(service, stream, job="gpt"):
     service.clock.advance(1.0)
-    service.tell(job, JobDeleted(job))
+    service.append(job, JobDeleted(job))
     stream.step()
 
 
@@ -113,7 +113,7 @@ def test_what_comes_before_and_after_the_deletion_in_one_batch_is_distinguished(
     service.train(*range(10))
     service.ill()
     service.clock.advance(1.0)
-    service.tell("gpt", JobDeleted("gpt"))
+    service.append("gpt", JobDeleted("gpt"))
     service.clock.advance(1.0)
     service.seq.clear()
     service.train(0, 1)
@@ -148,7 +148,7 @@ def test_an_idle_job_is_deleted_from_its_row(service, stream):
 
 def test_a_request_that_is_older_than_the_job_of_its_name_does_not_delete_it(service, stream):
     delete(service, stream)
-    service.tell("gpt", JobDeleted("gpt"))  # a second request, which stream reads late
+    service.append("gpt", JobDeleted("gpt"))  # a second request, which stream reads late
     late, service.controls.read = service.controls.read, lambda *_: []
     begin_again(service, stream, 0, 1)
     service.controls.read = late

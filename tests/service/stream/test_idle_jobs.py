@@ -68,8 +68,8 @@ def test_a_job_that_comes_back_goes_on_where_it_was(service, rested):
 
 def test_a_judgement_on_an_incident_of_an_idle_job_counts(service, rested):
     (incident,) = service.column(select(models.Incident.id))
-    service.tell("gpt", IncidentReview(incident, "resolved", "ann"))
-    service.tell("nobody", IncidentReview("inc", "resolved", "ann"))
+    service.append("gpt", IncidentReview(incident, "resolved", "ann"))
+    service.append("nobody", IncidentReview("inc", "resolved", "ann"))
     service.clock.advance(1.0)
     rested.step()
     rested.save_due()
@@ -112,7 +112,7 @@ def test_a_row_that_cannot_be_read_costs_the_past_and_no_incident(service, retur
 
 def test_a_row_that_cannot_be_read_in_a_replay_costs_no_incident_either(service, returned):
     second = incidents(service)[1]
-    service.tell("gpt", IncidentReview(second, "resolved", "ann"))
+    service.append("gpt", IncidentReview(second, "resolved", "ann"))
     service.clock.advance(1.0)
     returned.step()
     again = service.started()

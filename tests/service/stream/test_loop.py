@@ -182,7 +182,7 @@ def test_the_log_is_kept_until_every_job_has_two_snapshots_behind_it(service, st
 
 
 def test_a_job_whose_past_is_lost_goes_on_with_its_open_incidents(service, stream):
-    service.tell(ALL_JOBS, policy_record(RULES))
+    service.append(ALL_JOBS, policy_record(RULES))
     service.train(*range(10))
     service.send(steps=table([10] * 2, [0, 1], loss=[float("nan")] * 2))
     stream.step()
@@ -202,7 +202,7 @@ def test_a_job_whose_past_is_lost_goes_on_with_its_open_incidents(service, strea
 
 
 def test_a_command_is_requested_when_it_is_committed_and_not_at_the_tick_before(service, stream):
-    service.tell(ALL_JOBS, policy_record(Policy((Rule("r1", Mode.ACT, kind="nonfinite", action="pause"),))))
+    service.append(ALL_JOBS, policy_record(Policy((Rule("r1", Mode.ACT, kind="nonfinite", action="pause"),))))
     service.able()
     stream.step()
     service.clock.advance(0.7)
@@ -241,7 +241,7 @@ def test_what_people_decide_counts_at_once_and_is_stored_with_a_tick(service, st
     service.train(1)
     stream.step()
     rules = Policy(hands_off=True)
-    service.tell(ALL_JOBS, policy_record(rules))
+    service.append(ALL_JOBS, policy_record(rules))
     service.clock.advance(0.01)
     stream.step()
     assert stream.partition.jobs["gpt"].settings.policy == rules
@@ -259,11 +259,11 @@ def test_a_backlog_meets_what_people_decided_at_the_time_they_did(service, strea
     first, second = Policy(hands_off=True), Policy(hands_off=False, limits=PolicyLimits(cool_down_s=7.0))
     service.train(1)
     service.clock.advance(0.2)
-    service.tell(ALL_JOBS, policy_record(first))
+    service.append(ALL_JOBS, policy_record(first))
     service.clock.advance(0.2)
     service.train(2)
     service.clock.advance(0.2)
-    service.tell(ALL_JOBS, policy_record(second))
+    service.append(ALL_JOBS, policy_record(second))
     service.clock.advance(0.2)
     service.train(3)
     stream.step(records_max=2)
@@ -284,11 +284,11 @@ def test_a_decision_about_a_job_of_another_partition_moves_nothing_here(service)
     service.log = FirstOfTwo(service.engine, service.clock)
     stream = service.started()
     stream.step()
-    service.tell("elsewhere", IncidentReview("inc", "resolved", "ann"))
+    service.append("elsewhere", IncidentReview("inc", "resolved", "ann"))
     service.clock.advance(0.01)
     stream.step()
     assert service.column(select(func.count(models.StreamTick.number))) == [1]
-    service.tell(ALL_JOBS, policy_record(Policy()))
+    service.append(ALL_JOBS, policy_record(Policy()))
     service.clock.advance(0.01)
     stream.step()
     assert service.column(select(models.StreamPosition.control_position)) == [2]
@@ -305,7 +305,7 @@ def test_a_decision_that_cannot_be_read_becomes_a_dead_letter(service, stream):
 
 
 def test_decisions_are_kept_until_no_start_needs_them(service, stream):
-    service.tell(ALL_JOBS, policy_record(Policy(hands_off=True)))
+    service.append(ALL_JOBS, policy_record(Policy(hands_off=True)))
     service.train(1)
     stream.step()
     saved(service, stream)

@@ -39,8 +39,8 @@ Moments = Iterator[float | None]
 
 def alerts(service: Service) -> Moments:
     def report(*states: tuple[str, str], name: str = "DiskFull") -> None:
-        told = [ReportedAlert(key, name, state, "critical", "full", ("node-1:9100",)) for key, state in states]
-        service.tell("gpt", AlertsReceived(tuple(told)))
+        reported = [ReportedAlert(key, name, state, "critical", "full", ("node-1:9100",)) for key, state in states]
+        service.append("gpt", AlertsReceived(tuple(reported)))
 
     report(("a", "firing"))  # of a job that stream does not know
     yield None
@@ -57,8 +57,8 @@ def alerts(service: Service) -> Moments:
 
 
 def projects(service: Service) -> Moments:
-    service.tell("gpt", JobOwnership("gpt", "nlp", "ann"))
-    service.tell("waits", JobOwnership("waits", "vision"))
+    service.append("gpt", JobOwnership("gpt", "nlp", "ann"))
+    service.append("waits", JobOwnership("waits", "vision"))
     yield None
     service.train(*range(10))
     yield None
@@ -75,13 +75,13 @@ def projects(service: Service) -> Moments:
 
 def precision(service: Service) -> Moments:
     rule = Rule("r1", Mode.ACT, kind="nonfinite", action="pause")
-    service.tell(ALL_JOBS, policy_record(Policy((rule,), PolicyLimits(precision_min=0.6))))
+    service.append(ALL_JOBS, policy_record(Policy((rule,), PolicyLimits(precision_min=0.6))))
     service.able()
     service.train(0)
     yield None
     service.ill(step=2)
     yield None
-    service.tell(ALL_JOBS, PrecisionSet({"nonfinite": (3, 2)}))
+    service.append(ALL_JOBS, PrecisionSet({"nonfinite": (3, 2)}))
     yield None
     service.able("later")
     service.train(0, job="later")
@@ -97,13 +97,13 @@ def rules(service: Service) -> Moments:
             yield None
 
     held = MetricRule("held", "memory", Condition.ABOVE, 10.0, hold_s=2.0)
-    service.tell(ALL_JOBS, RulesSet((held,)))
+    service.append(ALL_JOBS, RulesSet((held,)))
     yield from log(5.0, *[11.0] * 4, first=0)
-    service.tell(ALL_JOBS, RulesSet(()))
+    service.append(ALL_JOBS, RulesSet(()))
     yield from log(11.0, first=5)
     yield IDLE_AFTER_S
     yield IDLE_AFTER_S
-    service.tell(ALL_JOBS, RulesSet((held,)))
+    service.append(ALL_JOBS, RulesSet((held,)))
     yield None
     yield from log(*[11.0] * 4, first=6)
 
@@ -113,8 +113,8 @@ def deletions(service: Service) -> Moments:
         service.train(*range(10), job=job)
         service.ill(job)
     yield None
-    service.tell("gpt", JobDeleted("gpt"))
-    service.tell("nobody", JobDeleted("nobody"))
+    service.append("gpt", JobDeleted("gpt"))
+    service.append("nobody", JobDeleted("nobody"))
     yield None
     service.seq.pop("gpt")
     service.train(*range(5))
@@ -123,7 +123,7 @@ def deletions(service: Service) -> Moments:
     yield None
     yield IDLE_AFTER_S
     yield IDLE_AFTER_S
-    service.tell("other", JobDeleted("other"))
+    service.append("other", JobDeleted("other"))
     yield None
     service.seq.pop("other")
     service.train(*range(5), job="other")
@@ -139,7 +139,7 @@ def idle(service: Service) -> Moments:
     service.train(*range(5), job="other")
     yield None
     (incident,) = service.column(select(models.Incident.id))
-    service.tell("gpt", IncidentReview(incident, "resolved", "ann"))
+    service.append("gpt", IncidentReview(incident, "resolved", "ann"))
     yield None
     service.send(attempt="m.0", ranks=ranks(2))
     service.ill(attempt="m.0", step=3)
@@ -160,15 +160,15 @@ def limits(service: Service) -> Moments:
 
 def tuned(service: Service) -> Moments:
     def tell(version: int, *documents: dict[str, Any]) -> None:
-        service.tell(ALL_JOBS, TuningSet(version, read_tunings(list(documents))))
+        service.append(ALL_JOBS, TuningSet(version, read_tunings(list(documents))))
 
     def train(steps: range, slow: float = 1.0) -> Moments:
         """Both ranks, forty steps in a batch; rank 1 computes `slow` times as long."""
         for part in (steps[start : start + 40] for start in range(0, len(steps), 40)):
             rows = [(step, rank) for step in part for rank in (0, 1)]
             busy = [(0.2 + 0.001 * (step * 7 % 5)) * (slow if rank else 1.0) for step, rank in rows]
-            told = table(*map(list, zip(*rows, strict=True)), busy_s=busy, step_time_s=[0.5] * len(rows))
-            service.send(steps=told)
+            reported = table(*map(list, zip(*rows, strict=True)), busy_s=busy, step_time_s=[0.5] * len(rows))
+            service.send(steps=reported)
             yield 0.5 * len(part)
 
     yield from train(range(60))
@@ -270,7 +270,7 @@ def test_what_is_open_of_dead_jobs_stays_as_it_is_over_restarts(service):
     stream = dead_jobs(service)
     for job, incident in service.rows(select(models.Incident.job, models.Incident.id)):
         if job in ("silent", "lost"):
-            service.tell(job, IncidentReview(incident, "acknowledged", "ada"))
+            service.append(job, IncidentReview(incident, "acknowledged", "ada"))
     for _ in range(70):  # nobody answers with a stack, which is said after a minute
         service.second(stream)
     open_ = select(models.Incident.job, models.Incident.kind, models.Incident.state, models.Incident.transitions)

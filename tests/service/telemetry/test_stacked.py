@@ -34,7 +34,7 @@ def raw(table: Any) -> msgspec.Raw:
     return msgspec.Raw(msgspec.msgpack.encode(table))
 
 
-def told(found: Sequence[Block]) -> dict[int, Any]:
+def reported(found: Sequence[Block]) -> dict[int, Any]:
     """What each table says, by its number."""
     said: dict[int, Any] = {}
     for block in found:
@@ -80,8 +80,8 @@ def test_tables_say_the_same_read_together_or_one_by_one(seed: int, kinds: int) 
     random = np.random.default_rng(seed)
     patterns = [some_table(random) for _ in range(kinds)]
     tables = [varied(patterns[index], random) for index in random.integers(0, kinds, 80)]
-    together = told(read_blocks(list(map(raw, tables))))
-    each = {number: told(blocks([table], [number]))[number] for number, table in enumerate(tables)}
+    together = reported(read_blocks(list(map(raw, tables))))
+    each = {number: reported(blocks([table], [number]))[number] for number, table in enumerate(tables)}
     assert repr(dict(sorted(together.items()))) == repr(each)
 
 

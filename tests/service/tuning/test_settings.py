@@ -117,5 +117,5 @@ def test_replay_compares_two_tunings(tmp_path):
     (tmp_path / "quiet.json").write_text('{"settings": {"straggler.wall.ratio_min": 1.5}}')
     both = ("--tuning", "standard", "--compare", str(tmp_path / "quiet.json"))
     result = CliRunner().invoke(app, ["replay", str(tmp_path / "job.parquet"), *both, "--json"])
-    told = [json.loads(line) for line in result.output.splitlines()]
-    assert [(one["kind"], one["found"]) for one in told[:-1]] == [("straggler", "only with standard")]
+    reported = [json.loads(line) for line in result.output.splitlines()]
+    assert [(one["kind"], one["found"]) for one in reported[:-1]] == [("straggler", "only with standard")]

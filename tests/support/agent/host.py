@@ -96,8 +96,8 @@ class TrainingHost:
         """End the ranks of the launch before, as a launcher does, and start these; they do not step yet."""
         self.kill_ranks()
         with self._output.open("ab") as output:
-            told = {"job": self._job, "launch": launch, "world_size": world_size, "host": self.name}
-            self.ranks = [RecordingRank(self.directory, rank, output=output, **told) for rank in ranks]
+            reported = {"job": self._job, "launch": launch, "world_size": world_size, "host": self.name}
+            self.ranks = [RecordingRank(self.directory, rank, output=output, **reported) for rank in ranks]
         if self.agent is None or not self.agent.running():
             self.start_agent()
 

@@ -143,14 +143,14 @@ class AgentService:
             self._orders = wire.Orders(orders, **fields)
             self._changed.notify_all()
 
-    def told(self, agent: str, nonce: str, sequence: int) -> str:
+    def reported(self, agent: str, nonce: str, sequence: int) -> str:
         """The orders as JSON, signed for this agent; without an agent as they are."""
         orders = msgspec.json.encode(self._orders).decode()
         if agent not in self.agents:
             return orders
-        told = wire.SignedOrders(orders, nonce, sequence, time.time_ns())
-        code = code_of(Purpose.ORDERS, agent, self.agents[agent][1], told.signed_part())
-        return msgspec.json.encode(msgspec.structs.replace(told, code=code.hex())).decode()
+        reported = wire.SignedOrders(orders, nonce, sequence, time.time_ns())
+        code = code_of(Purpose.ORDERS, agent, self.agents[agent][1], reported.signed_part())
+        return msgspec.json.encode(msgspec.structs.replace(reported, code=code.hex())).decode()
 
     def rows(self) -> Counter[tuple[str, int, int]]:
         return Counter(row for batch in list(self.batches) for row in rows(batch))
@@ -212,7 +212,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if views:
             self.api.views.append(msgspec.msgpack.decode(message, type=wire.View))
             agent = signed.agent if signed else ""
-            self._answer(200, self.api.told(agent, nonce_of(body), 0).encode())
+            self._answer(200, self.api.reported(agent, nonce_of(body), 0).encode())
             return
         status = self.api.status
         if status == 202:
@@ -258,7 +258,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 with self.api._changed:
                     self.api._changed.wait_for(lambda: [self.api._orders] != said, 0.5)
                     said[:] = [self.api._orders]
-                data = self.api.told(agent, nonce_of(request), sequence)
+                data = self.api.reported(agent, nonce_of(request), sequence)
                 self.wfile.write(f"event: orders\ndata: {data}\n\n".encode())
                 sequence += 1
 

@@ -114,14 +114,14 @@ class World:
         self.send(attempt, events=(event,))
 
     def save(self, step: int, attempt="l.0", tier="memory", **fields) -> None:
-        told = {"tier": tier, "location": "/saved/x", "seconds": 1.0, "bytes": 10, "shards": 1} | fields
-        self.send(attempt, events=(wire.Event("checkpoint_saved", 1, 0, step, told),))
+        reported = {"tier": tier, "location": "/saved/x", "seconds": 1.0, "bytes": 10, "shards": 1} | fields
+        self.send(attempt, events=(wire.Event("checkpoint_saved", 1, 0, step, reported),))
 
     def tick(self, seconds: float = 1.0) -> None:
         self.now_s += seconds
         self.job.tick(self.now_s, 0.0, self.effects)
 
-    def told(self) -> list[str]:
+    def reported(self) -> list[str]:
         return [str(transition.what) for transition in self.effects.transitions]
 
     def verdicts(self) -> dict[str, str]:

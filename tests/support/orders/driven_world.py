@@ -127,23 +127,28 @@ class DrivenWorld(World):
         if [order.version for order in self.orders] != before:
             self._push()
 
-    def _told(self) -> list[OrderView]:
+    def _reported(self) -> list[OrderView]:
         with read(self.engine) as connection:
             return list(orders_of(connection, "j", self.now_ns).orders)
 
-    def _tell(self, agent: SimulatedAgent) -> None:
+    def _report(self, agent: SimulatedAgent) -> None:
         before_ns = agent.next_view_ns
-        super()._tell(agent)
-        told = agent.next_view_ns != before_ns
+        super()._report(agent)
+        reported = agent.next_view_ns != before_ns
         # In a long pause an agent may tell less: it spares the test thousands of writes.
-        if told and self.orders and self.orders[-1].phase in (Phase.DO, Phase.CLOSED) and self.command != "accepted":
+        if (
+            reported
+            and self.orders
+            and self.orders[-1].phase in (Phase.DO, Phase.CLOSED)
+            and self.command != "accepted"
+        ):
             agent.next_view_ns = self.now_ns + S // 2
 
-    def _take_view(self, agent: SimulatedAgent, told: HostView) -> None:
+    def _take_view(self, agent: SimulatedAgent, reported: HostView) -> None:
         # Under the order's attempt while one is open, as the agent does it.
-        view = View("j", "l.0", str(agent.host), "b", self.now_ns, told.ranks)
+        view = View("j", "l.0", str(agent.host), "b", self.now_ns, reported.ranks)
         store_views(self.engine, [ReceivedView(view, self.agent_of(str(agent.host)))], self.now_ns)
-        self._carry(functools.partial(self._take_orders, agent, self._told()))
+        self._carry(functools.partial(self._take_orders, agent, self._reported()))
 
 
 def store_job(engine: Engine, world: World) -> None:

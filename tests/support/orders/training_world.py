@@ -49,9 +49,11 @@ class SimulatedRank:
     """Its SDK does not say that it is paused."""
 
     def progress(self) -> Progress:
-        told = {"state": self.state, "order": self.order, "answer": self.answer, "answer_step": self.answer_step}
-        told |= {"answer_k": self.k, "answer_detail": self.answer_detail}
-        return Progress(self.number, self.step, "", 0.0, 0.0, answer_fingerprint=hash(self.weights) & 0xFFFF, **told)
+        reported = {"state": self.state, "order": self.order, "answer": self.answer, "answer_step": self.answer_step}
+        reported |= {"answer_k": self.k, "answer_detail": self.answer_detail}
+        return Progress(
+            self.number, self.step, "", 0.0, 0.0, answer_fingerprint=hash(self.weights) & 0xFFFF, **reported
+        )
 
     def reply(self, order: OrderView, answer: str, step: int, detail: str = "") -> None:
         self.order, self.answer, self.answer_step, self.answer_detail = order.order, answer, step, detail
@@ -107,7 +109,7 @@ class World:
                 if self.now_ns >= stopped_until_ns and self.random.random() < 0.4:
                     self._drive(driver)
             for agent in self.agents:
-                self._tell(agent)
+                self._report(agent)
             for rank in self.ranks:
                 self._live(rank)
             self._meet()
@@ -201,11 +203,11 @@ class World:
 
     def _push(self) -> None:
         """The command streams."""
-        orders = self._told()
+        orders = self._reported()
         for agent in self.agents:
             self._carry(functools.partial(self._take_orders, agent, orders))
 
-    def _told(self) -> list[OrderView]:
+    def _reported(self) -> list[OrderView]:
         return [order.wire() for order in self.orders]
 
     def _carry(self, act: Callable[[], None]) -> None:
@@ -224,16 +226,16 @@ class World:
 
     # ---- agents ------------------------------------------------------------------------------------------------------
 
-    def _tell(self, agent: SimulatedAgent) -> None:
+    def _report(self, agent: SimulatedAgent) -> None:
         if self.now_ns < max(agent.silent_until_ns, agent.next_view_ns):
             return
         agent.next_view_ns = self.now_ns + 50 * 10**6
-        told = HostView(0, tuple(rank.progress() for rank in self.ranks if rank.host == agent.host))
-        self._carry(lambda: self._take_view(agent, told))
+        reported = HostView(0, tuple(rank.progress() for rank in self.ranks if rank.host == agent.host))
+        self._carry(lambda: self._take_view(agent, reported))
 
-    def _take_view(self, agent: SimulatedAgent, told: HostView) -> None:
-        self.views[str(agent.host)] = HostView(self.now_ns, told.ranks)
-        self._carry(functools.partial(self._take_orders, agent, self._told()))
+    def _take_view(self, agent: SimulatedAgent, reported: HostView) -> None:
+        self.views[str(agent.host)] = HostView(self.now_ns, reported.ranks)
+        self._carry(functools.partial(self._take_orders, agent, self._reported()))
 
     def _take_orders(self, agent: SimulatedAgent, orders: list[OrderView]) -> None:
         if self.now_ns < agent.silent_until_ns:

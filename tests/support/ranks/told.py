@@ -28,7 +28,7 @@ def introduced(rank: int, world_size: int, declared: Mapping[str, Any]) -> wire.
     )
 
 
-def told(
+def reported(
     declared: Sequence[Mapping[str, Any]], recorded: Sequence[Steps], missing: Sequence[tuple[int, int]] = ()
 ) -> tuple[list[Frame], list[Finding]]:
     """The frames of the ranks' steps, and what the detectors find in them.
@@ -59,6 +59,6 @@ def told(
     return frames, findings
 
 
-def told_of(ranks: Sequence[Mapping[str, Any]], case: str, **how: Any) -> tuple[list[Frame], list[Finding]]:
+def reported_of(ranks: Sequence[Mapping[str, Any]], case: str, **how: Any) -> tuple[list[Frame], list[Finding]]:
     """The same, of what each rank has answered of this case."""
-    return told([one[case]["declared"] for one in ranks], [one[case]["steps"] for one in ranks], **how)
+    return reported([one[case]["declared"] for one in ranks], [one[case]["steps"] for one in ranks], **how)

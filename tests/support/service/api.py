@@ -105,7 +105,7 @@ class Api:
         """Open a session in the client, as the login page does."""
         return self.client.post("/api/v1/session", json={"token": token}, headers=headers)
 
-    def told(self, kind: type[Any]) -> list[Any]:
+    def reported(self, kind: type[Any]) -> list[Any]:
         """Records of a kind for stream, in their order."""
         records = [decode_control(one.value) for one in self.controls.read(0, 1_000)]
         return [record for record in records if isinstance(record, kind)]

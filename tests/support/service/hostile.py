@@ -67,8 +67,8 @@ class AskingConnection:
         status, body = await self.ask("POST", "agents/enrol", msgspec.json.encode(asked), JSON)
         if status != 201:
             raise ConnectionError(f"not enrolled: {status} {body!r}")
-        told = msgspec.json.decode(body, type=wire.Enrolled)
-        return AgentIdentity(told.agent, bytes.fromhex(told.secret))
+        reported = msgspec.json.decode(body, type=wire.Enrolled)
+        return AgentIdentity(reported.agent, bytes.fromhex(reported.secret))
 
     def listen(self, identity: AgentIdentity, job: str, host: str) -> None:
         """Ask for the order stream."""

@@ -18,11 +18,13 @@ class Listener:
 
     name, version = "listener", 1
 
-    def __init__(self, heard: list[Any], told: Callable[[Observation], Any] = lambda observation: observation) -> None:
-        self._heard, self._told = heard, told
+    def __init__(
+        self, heard: list[Any], reported: Callable[[Observation], Any] = lambda observation: observation
+    ) -> None:
+        self._heard, self._reported = heard, reported
 
     def observe(self, observation: Observation) -> Sequence[Finding]:
-        self._heard.append(self._told(observation))
+        self._heard.append(self._reported(observation))
         return ()
 
     def snapshot(self) -> dict[str, Any]:

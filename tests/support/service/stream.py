@@ -50,7 +50,7 @@ class Service:
         body = wire.encode(batch(seq, job=job, **(({"ranks": ranks(2)} if seq == 0 else {}) | fields)))
         self.log.append([Entry(job, body)])
 
-    def tell(self, key, record) -> None:
+    def append(self, key, record) -> None:
         with write(self.engine) as connection:
             self.controls.append_in(connection, [Entry(key, encode_control(record))])
 

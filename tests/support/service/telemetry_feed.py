@@ -68,12 +68,12 @@ class Feed:
             steps=table(numbers, who, exact, **values),
             progress=tuple(progress(rank, steps[-1]) for rank in range(WORLD_SIZE)),
         )
-        self._tell("/api/v1/telemetry", message)
+        self._report("/api/v1/telemetry", message)
         # Without a view of its ranks nothing can be asked of the job.
         view = wire.View(message.job, message.attempt, message.host, message.boot, time.time_ns(), message.progress)
-        self._tell("/api/v1/agents/view", view)
+        self._report("/api/v1/agents/view", view)
 
-    def _tell(self, path: str, message: wire.Batch | wire.View) -> None:
+    def _report(self, path: str, message: wire.Batch | wire.View) -> None:
         headers = {"content-type": "application/msgpack"}
         self._client.post(path, content=wire.encode(message), headers=headers).raise_for_status()
 

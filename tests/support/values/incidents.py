@@ -85,19 +85,19 @@ def routed(
     announcement: Announcement,
     receivers: Iterable[ReceiverRoute],
     silences: Sequence[Silence] = (),
-    told: Collection[str] = (),
+    notified: Collection[str] = (),
     now_unix_ns: int = NOON_UNIX_NS,
 ) -> list[Notification]:
     """Who is notified of an announcement, if there were no messages like it."""
-    return notifications(Situation(announcement, silences, told, MessageLimit(), now_unix_ns), receivers)
+    return notifications(Situation(announcement, silences, notified, MessageLimit(), now_unix_ns), receivers)
 
 
 def notified(
     what: str, number: int, to: tuple[str, ...] = ("pager",), *, now_unix_ns: int, **incident: Any
 ) -> list[dict[str, Any]]:
     """Rows of the outbox: what these receivers are sent."""
-    announcement, told = announced(what, number, **incident), () if what == "opened" else to
-    sent = routed(announcement, [receiver_route(name) for name in to], told=told, now_unix_ns=now_unix_ns)
+    announcement, before = announced(what, number, **incident), () if what == "opened" else to
+    sent = routed(announcement, [receiver_route(name) for name in to], notified=before, now_unix_ns=now_unix_ns)
     return [outbox_row(announcement, one) for one in sent]
 
 

@@ -133,7 +133,7 @@ class Found(NamedTuple):
     """What a stream sends next."""
 
     events: list[ServerSentEvent]
-    place: int
+    position: int
     """The id up to which the stream has read."""
     more: bool
     """Whether there is more to read already."""
@@ -170,11 +170,11 @@ class FeedTail:
         self._generation = -1
         self._read_s = 0.0
 
-    async def after(self, place: int, generation: int, shown: FeedFilter) -> Found:
+    async def after(self, position: int, generation: int, shown: FeedFilter) -> Found:
         """What comes after an id.
 
         Args:
-            place: the id up to which the stream has read.
+            position: the id up to which the stream has read.
             generation: of `ChangeFeed`, taken before the call: what was committed before it is found.
             shown: what the stream shows.
 
@@ -183,19 +183,19 @@ class FeedTail:
         """
         await self._catch_up(generation)
         newest = self._newest
-        if place >= self._before and not shown.allowed.project:  # the project of a job is in the database
-            events = [one.event for one in self._since(place) if shown.sees(one.job)]
-            return Found(events, max(place, newest), more=False)
-        found = await run_in_threadpool(_read, self._engine, place, shown.clause)
+        if position >= self._before and not shown.allowed.project:  # the project of a job is in the database
+            events = [one.event for one in self._since(position) if shown.sees(one.job)]
+            return Found(events, max(position, newest), more=False)
+        found = await run_in_threadpool(_read, self._engine, position, shown.clause)
         if len(found) == READ_MAX:
             return Found([one.event for one in found], found[-1].id, more=True)
-        return Found([one.event for one in found], max([place, newest, *(one.id for one in found)]), more=False)
+        return Found([one.event for one in found], max([position, newest, *(one.id for one in found)]), more=False)
 
-    def _since(self, place: int) -> list[FeedRow]:
+    def _since(self, position: int) -> list[FeedRow]:
         """Kept changes after an id: usually the last few."""
         found = []
         for change in reversed(self._changes):
-            if change.id <= place:
+            if change.id <= position:
                 break
             found.append(change)
         return found[::-1]
@@ -230,8 +230,8 @@ def ends(engine: Engine) -> tuple[int, int]:
     return oldest or 1, newest or 0
 
 
-def _read(engine: Engine, place: int, where: ColumnElement[bool]) -> list[FeedRow]:
-    query = select(Feed.__table__).where(Feed.id > place, where).order_by(Feed.id).limit(READ_MAX)
+def _read(engine: Engine, position: int, where: ColumnElement[bool]) -> list[FeedRow]:
+    query = select(Feed.__table__).where(Feed.id > position, where).order_by(Feed.id).limit(READ_MAX)
     with read(engine) as connection:
         return [_row(row) for row in connection.execute(query).mappings()]
 

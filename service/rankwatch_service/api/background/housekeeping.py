@@ -138,10 +138,10 @@ SETTING: Final = "precision"
 """Holds the precision that stream was sent last."""
 
 
-def tell_precision(connection: Connection, controls: ControlLog, now_unix_ns: int) -> None:
+def report_precision(connection: Connection, controls: ControlLog, now_unix_ns: int) -> None:
     """Send stream the precision, in a `write`, unless it has this one already."""
     counted = _counted(connection, now_unix_ns)
-    if counted == _told(connection):
+    if counted == _reported(connection):
         return
     row = {"name": SETTING, "value": counted, "updated_unix_ns": now_unix_ns}
     connection.execute(upsert(connection, Setting, row), row)
@@ -149,14 +149,14 @@ def tell_precision(connection: Connection, controls: ControlLog, now_unix_ns: in
     controls.append_in(connection, [Entry(ALL_JOBS, encode_control(record))])
 
 
-def tell_changed_precision(engine: Engine, controls: ControlLog, clock: Clock) -> None:
+def report_changed_precision(engine: Engine, controls: ControlLog, clock: Clock) -> None:
     """Send stream the precision if it has changed without new feedback."""
     now = clock.unix_ns()
     with read(engine) as connection:
-        if _counted(connection, now) == _told(connection):
+        if _counted(connection, now) == _reported(connection):
             return
     with write(engine) as connection:
-        tell_precision(connection, controls, now)
+        report_precision(connection, controls, now)
 
 
 def _counted(connection: Connection, now_unix_ns: int) -> dict[str, list[int]]:
@@ -164,5 +164,5 @@ def _counted(connection: Connection, now_unix_ns: int) -> dict[str, list[int]]:
     return {kind: [of_kind.useful, of_kind.noise] for kind, of_kind in found.items() if of_kind.judged}
 
 
-def _told(connection: Connection) -> dict[str, list[int]]:
+def _reported(connection: Connection) -> dict[str, list[int]]:
     return connection.scalar(select(Setting.value).where(Setting.name == SETTING)) or {}

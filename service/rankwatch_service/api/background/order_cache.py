@@ -44,7 +44,7 @@ class KeptOrders(NamedTuple):
     body: bytes
     generation: int
     """The generation of the database at which they were read."""
-    place: int
+    position: int
     """They contain every change in the feed up to this id."""
     read_unix_ns: int
     is_empty: bool
@@ -78,9 +78,9 @@ class OrderCache:
         kept, now = self._cache.get(job), self._clock.unix_ns()
         if kept is not None and kept.generation >= generation:
             return kept.body
-        place = self._follow(generation)
+        position = self._follow(generation)
         may_stay = kept is not None and kept.is_empty and now - kept.read_unix_ns < KEPT_NS
-        if may_stay and kept is not None and kept.place >= self._changed.get(job, self._forgotten):
+        if may_stay and kept is not None and kept.position >= self._changed.get(job, self._forgotten):
             self._cache[job] = kept._replace(generation=generation)
             return kept.body
         with read(self._engine) as connection:
@@ -89,7 +89,7 @@ class OrderCache:
         if len(self._cache) >= JOBS_MAX:
             self._cache.clear()
         is_empty = not (orders.orders or orders.stacks or orders.traces)
-        self._cache[job] = KeptOrders(body, generation, place, now, is_empty)
+        self._cache[job] = KeptOrders(body, generation, position, now, is_empty)
         return body
 
     def _follow(self, generation: int) -> int:
@@ -108,15 +108,15 @@ class OrderCache:
             self._generation = generation
             return self._place
 
-    def _note(self, place: int, job: str, topic: str, data: Mapping[str, Any]) -> None:
+    def _note(self, position: int, job: str, topic: str, data: Mapping[str, Any]) -> None:
         if topic == "job":  # a row a second while the job trains
             attempt = (data.get("attempt"), data.get("state"))
             if self._attempts.get(job) == attempt:
                 return
             self._attempts[job] = attempt
-        self._changed[job] = place
+        self._changed[job] = position
         if len(self._changed) > JOBS_MAX:
-            self._forgotten = place
+            self._forgotten = position
             self._changed.clear()
             self._attempts.clear()
 

@@ -43,7 +43,7 @@ class OrderFeed:
         self._orders = orders
         self._changes = changes
         self._on_failure = on_failure
-        self._jobs: dict[str, _Told] = {}
+        self._jobs: dict[str, _SentOrders] = {}
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -64,49 +64,49 @@ class OrderFeed:
             StoreError: the database failed.
             OrdersUnreadError: something else did.
         """
-        told = self._jobs.setdefault(job, _Told())
-        told.streams += 1
+        sent = self._jobs.setdefault(job, _SentOrders())
+        sent.streams += 1
         try:
-            async with told.first:
-                if told.body is None:
-                    await self._read({job: told}, self._changes.generation)
+            async with sent.first:
+                if sent.body is None:
+                    await self._read({job: sent}, self._changes.generation)
             while not self._changes.stopping:
-                changed = told.changed
-                if told.failed is not None:
-                    raise told.failed
-                assert told.body is not None
-                yield told.body
+                changed = sent.changed
+                if sent.failed is not None:
+                    raise sent.failed
+                assert sent.body is not None
+                yield sent.body
                 try:
                     await asyncio.wait_for(changed.wait(), RESEND_S)
                 except TimeoutError:
                     continue
         finally:
-            told.streams -= 1
-            if not told.streams:
+            sent.streams -= 1
+            if not sent.streams:
                 del self._jobs[job]
 
-    async def _read(self, jobs: Mapping[str, _Told], generation: int) -> None:
+    async def _read(self, jobs: Mapping[str, _SentOrders], generation: int) -> None:
         loop = asyncio.get_running_loop()
 
         def read() -> None:
             failed: StoreError | None = None
-            for job, told in jobs.items():
+            for job, sent in jobs.items():
                 if self._changes.stopping:
                     return
                 # A database that does not answer is asked once in a pass.
                 orders = failed or self._orders_of(job, generation)
                 if isinstance(orders, StoreError):
                     failed = orders
-                loop.call_soon_threadsafe(self._tell, told, orders)
+                loop.call_soon_threadsafe(self._report, sent, orders)
 
         await run_in_threadpool(read)
 
-    def _tell(self, told: _Told, orders: bytes | StoreError | OrdersUnreadError) -> None:
+    def _report(self, sent: _SentOrders, orders: bytes | StoreError | OrdersUnreadError) -> None:
         if isinstance(orders, bytes):
-            told.tell(orders)
+            sent.send(orders)
         else:
             self._on_failure()
-            told.fail(orders)
+            sent.fail(orders)
 
     def _orders_of(self, job: str, generation: int) -> bytes | StoreError | OrdersUnreadError:
         try:
@@ -124,11 +124,11 @@ class OrderFeed:
             await self._read(dict(self._jobs), generation)
             await asyncio.sleep(loop.time() - began_s)
             await self._changes.wait(generation, RESEND_S)
-        for told in self._jobs.values():
-            told.changed.set()
+        for sent in self._jobs.values():
+            sent.changed.set()
 
 
-class _Told:
+class _SentOrders:
     """What the streams of one job were sent last."""
 
     def __init__(self) -> None:
@@ -140,7 +140,7 @@ class _Told:
         """The last read has; streams end."""
         self.changed = asyncio.Event()
 
-    def tell(self, body: bytes) -> None:
+    def send(self, body: bytes) -> None:
         self.failed = None
         if body != self.body:
             self.body = body

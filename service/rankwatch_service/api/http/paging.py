@@ -130,9 +130,9 @@ class CursorSigner:
     def __init__(self, key: bytes) -> None:
         self._key = key
 
-    def encode(self, list_name: str, place: Any) -> str:
+    def encode(self, list_name: str, position: Any) -> str:
         """Make the cursor of a position in one list; a position is any small JSON value."""
-        content = json.dumps(place, separators=(",", ":")).encode()
+        content = json.dumps(position, separators=(",", ":")).encode()
         return urlsafe_b64encode(self._tag(list_name, content) + content).decode().rstrip("=")
 
     def decode(self, list_name: str, text: str) -> Any:
@@ -223,10 +223,10 @@ def fetch_page(
         total = connection.scalar(query.with_only_columns(func.count(), maintain_column_froms=True))
     if window.cursor is not None:
         try:
-            place = cursors.decode(purpose, window.cursor)
+            position = cursors.decode(purpose, window.cursor)
         except ValueError as error:
             raise ProblemError(422, "the cursor does not belong to this list") from error
-        query = query.where(_after(order, place))
+        query = query.where(_after(order, position))
     query = query.order_by(*(column.desc() for column in order)).limit(window.limit + 1)
     rows = connection.execute(query).mappings().all()
     shown = rows[: window.limit]
@@ -240,11 +240,11 @@ def any_of(query: Selected, column: InstrumentedAttribute[Any], values: Sequence
     return query.where(column.in_(values)) if values else query
 
 
-def _after(order: Sequence[Key], place: Sequence[Any]) -> ColumnElement[bool]:
-    """Rows after `place`: a lexicographic comparison that both databases can answer with an index."""
+def _after(order: Sequence[Key], position: Sequence[Any]) -> ColumnElement[bool]:
+    """Rows after `position`: a lexicographic comparison that both databases can answer with an index."""
     return or_(
         *(
-            and_(*(order[i] == place[i] for i in range(depth)), order[depth] < place[depth])
+            and_(*(order[i] == position[i] for i in range(depth)), order[depth] < position[depth])
             for depth in range(len(order))
         )
     )

@@ -130,13 +130,13 @@ def enrol(body: NewAgent, request: Request, context: Ctx, identity: Agent) -> En
     begin_job(context, request, identity, body.job)
     claimed = HostProof(body.host_id, body.nonce, body.host_proof) if body.host_id and body.nonce else None
     try:
-        told = context.agents.enrol(Origin(body.job, body.host), identity.id, identity.hosts_max, claimed)
+        reported = context.agents.enrol(Origin(body.job, body.host), identity.id, identity.hosts_max, claimed)
     except FullError as error:
         context.counters.agents_refused.inc()
         raise ProblemError(429, str(error), headers={"Retry-After": str(RETRY_AFTER_S)}) from error
     key = identity.enrolment_key
-    proof = proof_of(key, body.nonce, told.agent, told.secret) if key else ""
-    return EnrolledAgent(agent=told.agent, secret=told.secret, proof=proof, host_key=told.host_key)
+    proof = proof_of(key, body.nonce, reported.agent, reported.secret) if key else ""
+    return EnrolledAgent(agent=reported.agent, secret=reported.secret, proof=proof, host_key=reported.host_key)
 
 
 @router.get("/orders", response_class=EventSourceResponse)
@@ -157,8 +157,8 @@ async def orders(
     del boot
     origin, sequence = Origin(job, host), itertools.count()
     with suppress(StoreError, OrdersUnreadError):  # the agent comes back
-        async with aclosing(context.order_feed.of(job)) as told:
-            async for body in told:
+        async with aclosing(context.order_feed.of(job)) as reported:
+            async for body in reported:
                 if not await stream.still_allowed():
                     break
                 data = context.signed_orders(origin, *listener, body, next(sequence))

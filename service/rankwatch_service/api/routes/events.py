@@ -42,17 +42,17 @@ async def events(
     with suppress(StoreError):  # the client comes back
         oldest, newest = await run_in_threadpool(ends, context.engine)
         since = int(last_event_id) if last_event_id is not None and last_event_id.isdecimal() else after
-        place = newest if since is None else since
+        position = newest if since is None else since
         if since is not None and not oldest - 1 <= since <= newest:
-            place = newest
+            position = newest
             yield ServerSentEvent(event="reset", data={"after": newest}, id=str(newest), retry=RETRY_MS)
         else:
-            yield ServerSentEvent(event="hello", data={"after": place}, id=str(place), retry=RETRY_MS)
+            yield ServerSentEvent(event="hello", data={"after": position}, id=str(position), retry=RETRY_MS)
         shown = FeedFilter(identity.jobs, job)
         while not context.changes.stopping and await stream.still_allowed():
             generation = context.changes.generation
-            found = await context.tail.after(place, generation, shown)
-            place = found.place
+            found = await context.tail.after(position, generation, shown)
+            position = found.position
             for event in found.events:
                 yield event
             if not found.more:

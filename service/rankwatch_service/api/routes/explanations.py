@@ -156,5 +156,5 @@ def explain_incident(incident_id: str, context: Ctx, identity: Reader) -> Explan
     with read(context.engine) as connection:
         full = find_incident(connection, incident_id, identity)["id"]
         mine = select(IncidentTransition.fields).where(IncidentTransition.incident_id == full)
-        told = connection.scalars(mine.order_by(IncidentTransition.number)).all()
-    return Explanations(incident=full, items=[one for fields in told for one in fields.get(WHY, ())])
+        reported = connection.scalars(mine.order_by(IncidentTransition.number)).all()
+    return Explanations(incident=full, items=[one for fields in reported for one in fields.get(WHY, ())])

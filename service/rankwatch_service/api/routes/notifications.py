@@ -143,8 +143,8 @@ def list_deliveries(
     incident: Annotated[list[str] | None, Query()] = None,
 ) -> Page[Delivery]:
     """Deliveries, newest first: each try to deliver a notification."""
-    told = (Outbox.receiver, Outbox.incident_id, Outbox.transition, Outbox.command_id)
-    query = select(DeliveryRow.__table__, *told).join(Outbox, Outbox.id == DeliveryRow.outbox_id)
+    reported = (Outbox.receiver, Outbox.incident_id, Outbox.transition, Outbox.command_id)
+    query = select(DeliveryRow.__table__, *reported).join(Outbox, Outbox.id == DeliveryRow.outbox_id)
     query = any_of(query, Outbox.receiver, receiver)
     purpose = f"deliveries {receiver} {incident}"
     with read(context.engine) as connection:

@@ -13,7 +13,7 @@ from sqlalchemy import ColumnElement, Connection, RowMapping, delete, select
 
 from rankwatch_service.access.grants import Scope
 from rankwatch_service.access.identities import Identity
-from rankwatch_service.api.background.housekeeping import tell_precision
+from rankwatch_service.api.background.housekeeping import report_precision
 from rankwatch_service.api.dependencies import Context, Ctx, IdempotencyDep, Require
 from rankwatch_service.api.http.paging import Page, Wanted, fetch_page
 from rankwatch_service.api.reply import ApiReply
@@ -77,7 +77,7 @@ def _answer(connection: Connection, row: RowMapping, identity: Identity) -> str 
 def _record(context: Context, connection: Connection, identity: Identity, row: RowMapping, answer: str) -> None:
     """Send it to stream, and write the audit trail and the live feed."""
     now = context.clock.unix_ns()
-    tell_precision(connection, context.controls, now)
+    report_precision(connection, context.controls, now)
     fields = {"answer": answer}
     audit_trail.append(connection, now, identity.actor, "incident.feedback", row["id"], "ok", fields=fields)
     brief = {name: row[name] for name in ("id", "kind", "state", "severity")} | {"what": "feedback"}

@@ -129,7 +129,7 @@ def host_checks(named: str) -> Iterator[CheckResult]:
     root = children.absolute(named or "/")
     command = children.python_module("rankwatch.agent.host", root)
     try:
-        told = children.run(command, capture_output=True, check=True, timeout=PROGRAM_ANSWER_WITHIN_S).stdout
+        reported = children.run(command, capture_output=True, check=True, timeout=PROGRAM_ANSWER_WITHIN_S).stdout
     except subprocess.TimeoutExpired:
         yield CheckResult("host", "finding", f"{root} does not answer within {PROGRAM_ANSWER_WITHIN_S:.0f} s")
         return
@@ -137,7 +137,7 @@ def host_checks(named: str) -> Iterator[CheckResult]:
         last = error.stderr.decode(errors="replace").strip().rpartition("\n")[2]
         yield CheckResult("host", "finding", f"reading {root} failed: {last}")
         return
-    found = msgspec.json.decode(told, type=dict[str, Any])
+    found = msgspec.json.decode(reported, type=dict[str, Any])
     if missing := found["missing"]:
         what = f"{root} has no {' and no '.join(missing)}: agents cannot tell what is in it"
         yield CheckResult("host", *(("finding", f"{what} (RANKWATCH_HOST_ROOT)") if named else ("note", what)))
@@ -160,8 +160,8 @@ def gpu_checks() -> Iterator[CheckResult]:
     command = children.python_module("rankwatch.agent.device_reader", "survey")
     process = children.start(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
-        told, trouble = process.communicate(timeout=ANSWER_WITHIN_S)
-        found = msgspec.json.decode(told, type=dict[str, Any])
+        reported, trouble = process.communicate(timeout=ANSWER_WITHIN_S)
+        found = msgspec.json.decode(reported, type=dict[str, Any])
     except subprocess.TimeoutExpired:
         process.terminate()  # one that hangs in the driver ends later
         with contextlib.suppress(subprocess.TimeoutExpired):
