@@ -83,7 +83,7 @@ _UNIT: Final = (
     r"%|it|[KMGT]i?B|[kKMGTB])(?![\w/]|[:=]|\s+=)"
 )
 _NUMBER: Final = re.compile(
-    rf"(?<![\w.@%-])([-+]?(?:{_DIGITS}|{_NOT_FINITE}))(?:\s*/\s*({_DIGITS}|infinity)(?![\w.]))?({_UNIT})?(?!\.?\w)",
+    rf"(?<![\w.@%-])([-+]?(?:{_NOT_FINITE}|{_DIGITS}))(?:\s*/\s*({_DIGITS}|infinity)(?![\w.]))?({_UNIT})?(?!\.?\w)",
     re.I,
 )
 _BARE: Final = re.compile(r"(?<=[\s:])(?:(nan)|\+?inf(?:inity)?)(?=\s*[,}])", re.I)
@@ -107,7 +107,7 @@ _TURNED: Final = (
 )
 """Places of steps whose names stand behind them, or nowhere; each as a name with its number."""
 _BEHIND: Final = re.compile(
-    rf"\s*({_DIGITS}|[-+]?{_NOT_FINITE})()\s?([mµun]?s(?![\w/])|[KMGT]i?B(?!\w))?\s?([A-Za-z][\w ]{{0,30}})?\s*", re.I
+    rf"\s*([-+]?{_NOT_FINITE}|{_DIGITS})()\s?([mµun]?s(?![\w/])|[KMGT]i?B(?!\w))?\s?([A-Za-z][\w ]{{0,30}})?\s*", re.I
 )
 """A number before its unit and name, of lines in which all are such: `3.43 s run, 11.9 loss, 1e-4 LR`."""
 _DECIMAL_COMMA: Final = re.compile(r"(?<![\d.,])(?:\d+,(?:\d\d|\d{4,})|0,\d{3})(?![\d,])")
@@ -282,7 +282,7 @@ def _value(text: str) -> float:
     try:
         return float(text.replace(",", ""))
     except ValueError:
-        return math.inf if "inf" in text.lower() else math.nan
+        return math.nan if "inf" not in text.lower() else -math.inf if text[0] == "-" else math.inf
 
 
 @lru_cache(1024)
