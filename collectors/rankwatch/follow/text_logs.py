@@ -27,8 +27,8 @@ _CELL: Final = re.compile(r"(?:[A-Za-z_#](?:[\w ./()%@-](?!\d*\.\d|\d\d|nan\b)){
 _COMMENT: Final = re.compile(r"^(\s*)#(?=\s)")
 _PREFIX: Final = re.compile(r"[^|]{0,80}\d\d:\d\d:\d\d[,.\d]*[\s\])-]*(?=\|)")
 """What a logger puts before a row."""
-_LOSSES: Final = ("total", "box", "giou", "obj", "cls", "dfl")
-"""Names of losses in tables that say so of none."""
+_LOSSES: Final = ("total", "box", "GIoU", "obj", "cls")
+"""Names of losses in the tables of detectors of objects, which say so of none."""
 STATE_BYTES_MAX: Final = 16 << 20
 """Largest `trainer_state.json`: 80,000 entries of 200 bytes."""
 
@@ -52,7 +52,7 @@ class LoggedTable:
         self._take(_cells(header, separator))
 
     def _take(self, names: list[str]) -> None:
-        if not any(map(loss_score, names)):
+        if not self._is_file and {"obj", "cls"} <= set(names) and not any(map(loss_score, names)):
             names = [f"{name} loss" if name in _LOSSES else name for name in names]
         self.names = names
         steps = [step_score(name) or is_epoch(name) for name in self.names]
