@@ -160,8 +160,8 @@ def adding(quick: bool) -> None:
             buffer = AttemptBuffer([], -1, lambda _: {}, lambda *_: None)
             for frame in made:
                 if buffer.add(frame):
-                    buffer.settle()
-            buffer.settle()
+                    buffer.flush()
+            buffer.flush()
 
         print(f"| {ranks:,} | {median_s(fill, repeats) / len(made) / ranks * 1e6:.3f} |")
 

@@ -8,6 +8,7 @@ import pytest
 import pytest_randomly
 from hypothesis import settings
 
+from tests.support.clock import FakeClock
 from tests.support.kafka.broker import any_broker, apache, broker, shared_brokers
 from tests.support.service.process import no_role_outlives_its_test, no_text_log_outlives_its_test
 from tests.support.store.database import database_url, empty_database_url, engine
@@ -25,6 +26,11 @@ __all__ = [
     "postgres",
     "shared_brokers",
 ]
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
 
 
 @pytest.hookimpl(trylast=True)

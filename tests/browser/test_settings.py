@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import expect
 from sqlalchemy import delete, insert, select
 
-from rankwatch_service.policy.command import CommandRequest
+from rankwatch_service.policy.actions import CommandRequest
 from rankwatch_service.store.engine import open_engine, write
 from rankwatch_service.store.models import Command, IncidentFeedback, Job, RankTrace
 from rankwatch_service.store.rows import command_row

@@ -18,9 +18,9 @@ from rankwatch_service.job.detection import Failure
 from rankwatch_service.job.device_boards import DeviceNumber
 from rankwatch_service.job.summary import AttemptChange, JobSummary
 from rankwatch_service.names import series_of
+from rankwatch_service.policy.actions import CommandRequest
 from rankwatch_service.policy.announcement import Announcement
 from rankwatch_service.policy.checkpoint_ledger import LedgerEntry
-from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.policy.traces import TraceAnswer
 
 VALUE_BYTES: Final = 9

@@ -34,9 +34,9 @@ from rankwatch_service.job.event_owners import DECLARATION_STEPS, DECLARATIONS_M
 from rankwatch_service.job.history import JobHistory
 from rankwatch_service.job.summary import AttemptChange, SummaryBuilder
 from rankwatch_service.names import launch_of, number_of, series_of_devices
+from rankwatch_service.policy.actions import CommandRequest
 from rankwatch_service.policy.announcement import command_announcement, incident_announcement
 from rankwatch_service.policy.checkpoint_ledger import LedgerEntry
-from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.policy.control_records import (
     ControlRecord,
     IncidentReview,

@@ -2,7 +2,7 @@
 
 It is always in the store, also with Kafka, so that a record commits in the same transaction as the row that it
 explains. There is one sequence for all partitions: the api need not know how many there are, and what concerns all jobs
-is one record. The stream applies control records with its ticks (`stream.partition.Ticker`). See adr/0009.
+is one record. The stream applies control records with its ticks (`stream.partition.Ticker`). See decision 0009.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ from rankwatch_service.log.control_log import ControlLog
 from rankwatch_service.names import ALL_JOBS
 from rankwatch_service.orders import commands
 from rankwatch_service.orders.order import CommandOutcome
+from rankwatch_service.policy.actions import MAKE_TOKEN, SET_APPROVALS, CommandRequest
 from rankwatch_service.policy.announcement import command_announcement
-from rankwatch_service.policy.command import MAKE_TOKEN, SET_APPROVALS, CommandRequest
 from rankwatch_service.policy.control_records import encode_control
 from rankwatch_service.policy.policy import Policy, policy_record
 from rankwatch_service.store import audit_trail

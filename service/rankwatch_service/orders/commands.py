@@ -15,8 +15,8 @@ from sqlalchemy import ColumnElement, Connection, RowMapping, and_, insert, sele
 
 from rankwatch_service.access.tokens import revoke_token
 from rankwatch_service.orders.order import CommandOutcome
+from rankwatch_service.policy.actions import MAKE_TOKEN, CommandRequest
 from rankwatch_service.policy.announcement import Announcement as Announced
-from rankwatch_service.policy.command import MAKE_TOKEN, CommandRequest
 from rankwatch_service.store import audit_trail
 from rankwatch_service.store.engine import in_turn
 from rankwatch_service.store.models import Announcement, Command, Feed

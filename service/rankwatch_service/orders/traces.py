@@ -20,8 +20,7 @@ from rankwatch_service.incidents.hang import StacksReceived
 from rankwatch_service.orders import commands
 from rankwatch_service.orders.order import CommandOutcome
 from rankwatch_service.orders.running_attempt import Training, current_attempt
-from rankwatch_service.policy.actions import Action
-from rankwatch_service.policy.command import TRACE_RANKS_MAX, TRACE_STEPS, TRACE_STEPS_MAX
+from rankwatch_service.policy.actions import TRACE_RANKS_MAX, TRACE_STEPS, TRACE_STEPS_MAX, Action
 from rankwatch_service.policy.traces import TraceAnswer
 from rankwatch_service.store.models import Command, Incident, RankTrace
 

@@ -13,7 +13,7 @@ from typing import Any
 from rankwatch_service.incidents.model import IncidentVersion, Transition
 from rankwatch_service.labels import Labels, incident_labels
 from rankwatch_service.names import ALL_JOBS
-from rankwatch_service.policy.command import CommandRequest
+from rankwatch_service.policy.actions import CommandRequest
 from rankwatch_service.policy.control_records import JobOwnership
 from rankwatch_service.policy.notification import (
     APPROVAL_NEEDED,

@@ -22,7 +22,7 @@ from rankwatch_service.incidents.kinds import ENDED_BY_ITSELF, ENDED_WITH_JOB, K
 from rankwatch_service.incidents.lost_time import HOUR_NS
 from rankwatch_service.incidents.model import LISTED_MAX, IncidentVersion
 from rankwatch_service.names import ALL_JOBS, one_line, short
-from rankwatch_service.policy.command import CommandRequest
+from rankwatch_service.policy.actions import CommandRequest
 from rankwatch_service.policy.what_now import COST_MIN, PLACES_MAX, hours, what_now
 
 LINE_CHARS_MAX: Final = 560

@@ -16,7 +16,7 @@ from rankwatch_service.incidents.answers import confidence_words
 from rankwatch_service.incidents.model import Transition
 from rankwatch_service.names import ALL_JOBS, short
 from rankwatch_service.numbers import as_json, plain
-from rankwatch_service.policy.command import CommandRequest
+from rankwatch_service.policy.actions import CommandRequest
 from rankwatch_service.policy.control_records import JobOwnership
 from rankwatch_service.policy.message_text import command_text, command_to_type, incident_text, trial_text, with_held
 from rankwatch_service.policy.what_now import what_now

@@ -12,9 +12,8 @@ from rankwatch_service.incidents.correlator import Correlator
 from rankwatch_service.incidents.hang import asked_ranks
 from rankwatch_service.incidents.kinds import KINDS
 from rankwatch_service.incidents.model import STACKS, Incident, Part, TransitionKind, Update, unix_ns
-from rankwatch_service.policy.actions import Action
+from rankwatch_service.policy.actions import Action, CommandRequest
 from rankwatch_service.policy.checkpoint_ledger import Ledger, LedgerEntry, Verdict
-from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.policy.control_records import IncidentReview
 from rankwatch_service.policy.policy import Decision, IncidentFacts, Mode, PastAction, decide
 from rankwatch_service.policy.precision import UNREVIEWED

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from rankwatch_detectors.base import Occurrence
-from rankwatch_service.policy.command import TRACE_STEPS_MAX
+from rankwatch_service.policy.actions import TRACE_STEPS_MAX
 
 ERROR_CHARACTERS_MAX: Final = 400
 

@@ -15,9 +15,9 @@ from rankwatch_service.incidents.model import Incident, IncidentVersion, Part, T
 from rankwatch_service.job.effects import FeedEntry
 from rankwatch_service.job.summary import AttemptChange, AttemptTopology, JobSummary
 from rankwatch_service.numbers import plain
+from rankwatch_service.policy.actions import CommandRequest
 from rankwatch_service.policy.announcement import Announcement
 from rankwatch_service.policy.checkpoint_ledger import CheckpointTier, LedgerEntry, Verdict
-from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.policy.policy import Mode, Rule
 
 

@@ -141,7 +141,7 @@ def open_consumer(
         consumer: KafkaConsumer = opened(KafkaConsumer, settings, CONNECT_S, **_options(group, session_ms))
     except KafkaAwayError as error:
         raise LogError(str(error)) from error
-    # The client ignores the public option of this name (adr/0008). A topic that a broker creates by itself has the
+    # The client ignores the public option of this name (decision 0008). A topic that a broker creates by itself has the
     # broker's number of partitions.
     consumer._client.cluster.config["allow_auto_create_topics"] = False
     found = _partitions(consumer, topic)

@@ -3,7 +3,7 @@
 The messages of a job differ in their numbers and in hardly anything else. So one table is decoded to see where its
 numbers are, and other tables of the same length are compared with it. If all other bytes are equal, names, types and
 lengths are equal too, and a column of all these tables is a rectangle in the stack of their bytes. This avoids decoding
-most tables, which would cost more than everything else that is done with them (adr/0012).
+most tables, which would cost more than everything else that is done with them (decision 0012).
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from rankwatch_service.access.grants import Scope
 from rankwatch_service.access.tokens import TokenKind, create_token
 from rankwatch_service.orders import commands
 from rankwatch_service.orders.driver import Driver
-from rankwatch_service.policy.command import APPROVAL_S, CommandRequest
+from rankwatch_service.policy.actions import APPROVAL_S, CommandRequest
 from rankwatch_service.policy.control_records import PolicySet
 from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Attempt, Command, Feed, Outbox

@@ -9,8 +9,8 @@ from rankwatch_service.labels import incident_labels
 from rankwatch_service.names import ALL_JOBS
 from rankwatch_service.notify.pipeline import mutes, why_sent
 from rankwatch_service.notify.router import outbox_row
+from rankwatch_service.policy.actions import CommandRequest
 from rankwatch_service.policy.announcement import command_announcement, incident_announcement, labels_of
-from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.policy.control_records import JobOwnership
 from rankwatch_service.policy.notification import message_id
 from tests.support.values.incidents import (

@@ -17,7 +17,7 @@ from rankwatch_service.notify.receiver_types.message import OutgoingMessage, enc
 from rankwatch_service.notify.receiver_types.table import RECEIVER_TYPES, check_receiver
 from rankwatch_service.notify.receivers import forget_secret_key
 from rankwatch_service.notify.sender import SenderTable, TryOutcome
-from rankwatch_service.policy.command import CommandRequest
+from rankwatch_service.policy.actions import CommandRequest
 from rankwatch_service.policy.control_records import JobOwnership
 from rankwatch_service.policy.notification import BODY_BYTES_MAX
 from rankwatch_service.settings import Settings

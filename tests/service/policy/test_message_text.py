@@ -4,7 +4,7 @@ import pytest
 
 from rankwatch_detectors.base import Kind, Severity
 from rankwatch_service.incidents.answers import changed, confidence_words, impact, save_text
-from rankwatch_service.policy.command import CommandRequest
+from rankwatch_service.policy.actions import CommandRequest
 from rankwatch_service.policy.message_text import LINE_CHARS_MAX, command_text, command_to_type, incident_text
 from tests.support.values.incidents import NOON_UNIX_NS, incident_version
 

@@ -7,7 +7,7 @@ import pytest
 
 from rankwatch_detectors.base import Kind
 from rankwatch_service.incidents.model import Consequence
-from rankwatch_service.policy.command import CommandRequest
+from rankwatch_service.policy.actions import CommandRequest
 from rankwatch_service.policy.notification import (
     BODY_BYTES_MAX,
     LISTED_MAX,

@@ -10,8 +10,8 @@ from rankwatch_detectors.base import Change, Finding, Kind, Occurrence, Severity
 from rankwatch_service.incidents.correlator import Correlator
 from rankwatch_service.incidents.model import Incident
 from rankwatch_service.job.history import JobHistory
+from rankwatch_service.policy.actions import CommandRequest
 from rankwatch_service.policy.checkpoint_ledger import CheckpointTier, Ledger, Shard, Verdict
-from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.policy.policy import Mode, Policy, PolicyLimits, Rule
 from rankwatch_service.policy.precision import Precision
 from rankwatch_service.policy.response import JobSituation, Responder, advice_gone, facts

@@ -13,8 +13,8 @@ from rankwatch_detectors.base import Kind, Severity
 from rankwatch_detectors.scope import WHOLE_JOB, IncidentScope
 from rankwatch_service.incidents.host_incidents import HostIncident
 from rankwatch_service.incidents.model import Consequence
+from rankwatch_service.policy.actions import APPROVAL_S, EXPIRES_S, CommandRequest
 from rankwatch_service.policy.checkpoint_ledger import CheckpointTier, LedgerEntry, Verdict
-from rankwatch_service.policy.command import APPROVAL_S, EXPIRES_S, CommandRequest
 from rankwatch_service.policy.policy import Mode, Rule
 from rankwatch_service.store import audit_trail, models, rows
 from rankwatch_service.store.engine import write

@@ -13,7 +13,7 @@ from rankwatch_service.names import ALL_JOBS
 from rankwatch_service.notify.pipeline import ReceiverRoute
 from rankwatch_service.orders import commands
 from rankwatch_service.policy import settings_in_force
-from rankwatch_service.policy.command import CommandRequest
+from rankwatch_service.policy.actions import CommandRequest
 from rankwatch_service.policy.control_records import (
     IncidentReview,
     JobDeleted,

@@ -17,7 +17,7 @@ from rankwatch_service.orders import commands
 from rankwatch_service.orders.driver import Driver, order_of
 from rankwatch_service.orders.order import HostView, Phase
 from rankwatch_service.orders.running_attempt import ReceivedView, store_views
-from rankwatch_service.policy.command import CommandRequest
+from rankwatch_service.policy.actions import CommandRequest
 from rankwatch_service.policy.control_records import OrderPhase, decode_control
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Attempt, Checkpoint, Job

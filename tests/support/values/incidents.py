@@ -11,8 +11,8 @@ from rankwatch_service.job.topology_state import TopologyState
 from rankwatch_service.notify.message_limit import MessageLimit
 from rankwatch_service.notify.pipeline import Notification, ReceiverRoute, Silence, Situation, notifications
 from rankwatch_service.notify.router import outbox_row
+from rankwatch_service.policy.actions import CommandRequest
 from rankwatch_service.policy.announcement import Announcement, incident_announcement
-from rankwatch_service.policy.command import CommandRequest
 from rankwatch_service.policy.control_records import JobOwnership
 from rankwatch_service.policy.notification import MESSAGE_TYPES, NOBODYS, command_data, incident_data, message_body
 from rankwatch_service.store.rows import incident_row as row_of

@@ -32,10 +32,9 @@ from rankwatch_service.orders import approvals, commands, traces
 from rankwatch_service.orders.driver import NOT_PAUSED, open_orders
 from rankwatch_service.orders.order import CommandOutcome, S
 from rankwatch_service.orders.running_attempt import checkpoints, current_attempt, host_views, read_training
-from rankwatch_service.policy.actions import ACTIONS, FROM_SCRATCH, Action
+from rankwatch_service.policy.actions import ACTIONS, FROM_SCRATCH, TRACE_S, Action, CommandRequest
 from rankwatch_service.policy.announcement import command_announcement
 from rankwatch_service.policy.checkpoint_ledger import SURVIVES_PROCESSES, LedgerEntry
-from rankwatch_service.policy.command import TRACE_S, CommandRequest
 from rankwatch_service.policy.notification import page_links
 from rankwatch_service.policy.rollback import USABLE, RollbackMode, resumed_from, way_back, why_from_scratch, why_none
 from rankwatch_service.store.engine import after_commit, read

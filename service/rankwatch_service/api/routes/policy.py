@@ -20,8 +20,7 @@ from rankwatch_service.names import ALL_JOBS, short
 from rankwatch_service.orders import commands
 from rankwatch_service.orders.approvals import request_change, set_policy, with_approvals
 from rankwatch_service.policy import policy
-from rankwatch_service.policy.actions import POLICY_ACTIONS, Action
-from rankwatch_service.policy.command import SET_APPROVALS
+from rankwatch_service.policy.actions import POLICY_ACTIONS, SET_APPROVALS, Action
 from rankwatch_service.policy.notification import service_links
 from rankwatch_service.policy.rollback import RollbackMode
 from rankwatch_service.store.engine import read, write

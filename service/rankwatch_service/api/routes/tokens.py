@@ -26,7 +26,7 @@ from rankwatch_service.api.reply import ApiReply
 from rankwatch_service.certificate import CertificateError, token_pin
 from rankwatch_service.names import NAME_CHARS_MAX
 from rankwatch_service.orders.approvals import request_change
-from rankwatch_service.policy.command import MAKE_TOKEN
+from rankwatch_service.policy.actions import MAKE_TOKEN
 from rankwatch_service.policy.notification import service_links
 from rankwatch_service.store import audit_trail
 from rankwatch_service.store.engine import read, write

@@ -184,7 +184,7 @@ def login_link(data: DATA = None, database_url: DATABASE_URL = None) -> None:
 def _tell_receivers(connection: Connection, made: Mapping[str, Any], now_unix_ns: int) -> None:
     """Notify receivers of a token that can approve, if the policy has `two_people`."""
     from rankwatch_service.orders.approvals import request_change
-    from rankwatch_service.policy.command import MAKE_TOKEN
+    from rankwatch_service.policy.actions import MAKE_TOKEN
     from rankwatch_service.store.settings_rows import read_policy
 
     if read_policy(connection).two_people:

@@ -14,8 +14,7 @@ from rankwatch_service.cli.client import job_path
 from rankwatch_service.cli.errors import CliError, Status
 from rankwatch_service.cli.options import JOB, JSON, TOKEN, URL, connect
 from rankwatch_service.cli.views import confirm, show_traces
-from rankwatch_service.policy.actions import ACTIONS, Action
-from rankwatch_service.policy.command import TRACE_S, TRACE_STEPS, TRACE_STEPS_MAX
+from rankwatch_service.policy.actions import ACTIONS, TRACE_S, TRACE_STEPS, TRACE_STEPS_MAX, Action
 from rankwatch_service.policy.rollback import RollbackMode
 
 if TYPE_CHECKING:
