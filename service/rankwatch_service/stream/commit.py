@@ -16,6 +16,7 @@ from sqlalchemy import Connection, delete, func, insert, select, update
 from rankwatch import wire
 from rankwatch_service.job.effects import Effects
 from rankwatch_service.log import control_log, sql_log
+from rankwatch_service.log.base import Offsets, StoredTick
 from rankwatch_service.names import ALL_JOBS
 from rankwatch_service.orders import traces
 from rankwatch_service.orders.commands import record_request, set_state
@@ -52,7 +53,6 @@ from rankwatch_service.store.rows import (
     job_row,
     transition_row,
 )
-from rankwatch_service.stream.offsets import Offsets, StoredTick
 from rankwatch_service.stream.saved import own, store_grants, trim_grants
 
 TRIM_RECORDS: Final = 1_000

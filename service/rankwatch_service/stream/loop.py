@@ -16,13 +16,12 @@ from rankwatch_service.clock import Clock
 from rankwatch_service.job.detection import MakeDetectors
 from rankwatch_service.job.effects import Effects, RefusedRecord
 from rankwatch_service.job.job import JobStream, Links
-from rankwatch_service.log.base import Control, Controls, LogError, Record
+from rankwatch_service.log.base import Claim, Control, Controls, LogError, Offsets, Record, StoredTick
 from rankwatch_service.names import ALL_JOBS
 from rankwatch_service.series.writer import SeriesSink
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Job
 from rankwatch_service.stream.commit import commit, forget, resume
-from rankwatch_service.stream.offsets import Claim, Offsets, StoredTick
 from rankwatch_service.stream.partition import Partition, Ticker, together
 from rankwatch_service.stream.recovery import Facts, Past, Plan, Replay, plan_start
 from rankwatch_service.stream.saved import (

@@ -19,11 +19,10 @@ from rankwatch_service.job.detection import MakeDetectors
 from rankwatch_service.job.effects import Effects, RefusedRecord
 from rankwatch_service.job.job import JobStream, Links
 from rankwatch_service.job.progress_board import GONE_STATES
-from rankwatch_service.log.base import Control, Controls, Record
+from rankwatch_service.log.base import Control, Controls, Offsets, Record, Saved, StoredTick
 from rankwatch_service.names import ALL_JOBS
 from rankwatch_service.policy.control_records import JobDeleted, JobOwnership, decode_control
 from rankwatch_service.policy.settings_in_force import SettingsInForce
-from rankwatch_service.stream.offsets import Offsets, Saved, StoredTick
 from rankwatch_service.telemetry.bundle import read_bundle
 from rankwatch_service.telemetry.envelope import BadBatchError, Envelope, Reason, SecretOf, no_secrets, read_envelope
 

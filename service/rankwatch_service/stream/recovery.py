@@ -25,9 +25,8 @@ from operator import attrgetter
 from typing import Final
 
 from rankwatch_service.job.effects import Effects
-from rankwatch_service.log.base import Control, Record
+from rankwatch_service.log.base import Claim, Control, Offsets, Record, Saved, StoredTick, earliest
 from rankwatch_service.names import ALL_JOBS
-from rankwatch_service.stream.offsets import Claim, Offsets, Saved, StoredTick, earliest
 from rankwatch_service.stream.partition import Partition, together
 
 _POSITION: Final = attrgetter("position")

@@ -35,7 +35,7 @@ from sqlalchemy import Connection, Engine, delete, func, insert, select, update
 from rankwatch_service.job.admission import Grant
 from rankwatch_service.job.device_boards import DeviceBoards, DeviceNumber
 from rankwatch_service.job.job import JobStream
-from rankwatch_service.log.base import Control, Controls
+from rankwatch_service.log.base import Claim, Control, Controls, Offsets, Saved, StoredTick, earliest
 from rankwatch_service.names import ALL_JOBS
 from rankwatch_service.orders.running_attempt import checkpoints
 from rankwatch_service.policy.checkpoint_ledger import Ledger
@@ -56,7 +56,6 @@ from rankwatch_service.store.models import Incident as IncidentRow
 from rankwatch_service.store.models import Job as JobRow
 from rankwatch_service.store.models import JobOwnership as OwnershipRow
 from rankwatch_service.store.rows import incident_of
-from rankwatch_service.stream.offsets import Claim, Offsets, Saved, StoredTick, earliest
 from rankwatch_service.stream.partition import CONTROLS_MAX
 
 

@@ -18,7 +18,7 @@ from rankwatch.meter import EXACT_METRICS
 from rankwatch_detectors.base import Kind
 from tests.support.ranks.gloo import on_ranks
 from tests.support.ranks.recorders import Rank
-from tests.support.ranks.told import reported_of
+from tests.support.ranks.sink import reported_of
 
 pytestmark = [pytest.mark.torch, pytest.mark.integration, pytest.mark.ci, pytest.mark.timeout(300)]
 

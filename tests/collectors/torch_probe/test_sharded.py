@@ -18,8 +18,7 @@ from rankwatch.torch_probe import TorchProbe
 from rankwatch_detectors.base import Kind
 from rankwatch_service.job.topology_state import TopologyState
 from tests.support.ranks.gloo import on_ranks
-from tests.support.ranks.sink import FakeSink, Watched
-from tests.support.ranks.told import introduced, reported_of
+from tests.support.ranks.sink import FakeSink, Watched, introduced, reported_of
 
 pytestmark = [pytest.mark.torch, pytest.mark.integration, pytest.mark.timeout(300)]
 

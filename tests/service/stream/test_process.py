@@ -8,13 +8,12 @@ import sys
 import pytest
 from sqlalchemy import select
 
-from rankwatch_service.log.base import LogError
+from rankwatch_service.log.base import LogError, Offsets
 from rankwatch_service.log.control_log import ControlLog, ControlTail
 from rankwatch_service.store import models
 from rankwatch_service.store.engine import read
 from rankwatch_service.stream import process
 from rankwatch_service.stream.loop import Started
-from rankwatch_service.stream.offsets import Offsets
 from rankwatch_service.stream.process import Stop, StreamProcess, new_counts
 from rankwatch_service.stream.saved import FencedError
 from rankwatch_service.stream.serve import YOUNG_MAX

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from rankwatch_service.log.base import Claim, Offsets, Saved
 from rankwatch_service.names import ALL_JOBS
-from rankwatch_service.stream.offsets import Claim, Offsets, Saved
 from rankwatch_service.stream.recovery import Facts, Plan, plan_start
 
 COMMITTED = Offsets(100, 10, 5)

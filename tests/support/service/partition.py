@@ -6,9 +6,8 @@ from typing import Any
 
 from rankwatch_detectors.base import Finding, Observation
 from rankwatch_service.job.effects import Effects
-from rankwatch_service.log.base import Record
+from rankwatch_service.log.base import Record, Saved, StoredTick
 from rankwatch_service.names import ALL_JOBS
-from rankwatch_service.stream.offsets import Saved, StoredTick
 from rankwatch_service.stream.partition import Partition
 from rankwatch_service.stream.saved import pack, unpack
 
