@@ -143,6 +143,17 @@ class RestReply(NamedTuple):
     """By name; upper and lower case are equal."""
     content: bytes
 
+    def json(self, url: str) -> dict[str, Any]:
+        """The content; empty if there is none.
+
+        Raises:
+            RestError: it is no JSON object, so that another program answers at this URL.
+        """
+        try:
+            return msgspec.json.decode(self.content or b"{}", type=dict[str, Any])
+        except msgspec.MsgspecError:
+            raise RestError(0, "not rankwatch", f"what answers at {url} is not rankwatch: name another URL") from None
+
 
 class ServiceEvent(NamedTuple):
     """One event of the feed of changes."""
@@ -336,7 +347,18 @@ class RestConnection:
         """A refused connection mostly means that no service runs there."""
         if why := explain_tls_error(self.url, error):
             return RestError(0, "not trusted", why)
-        return RestError(0, "no answer", f"{self.url} does not answer: {error}", remedy)
+        return RestError(0, "no answer", f"{self.url} does not answer: {_reason(error)}", remedy)
+
+
+def _reason(error: Exception) -> str:
+    """Why there is no reply, in a few words."""
+    if isinstance(error, TimeoutError):
+        return "it took too long"
+    if isinstance(error, IncompleteRead):
+        return "the reply was cut short"
+    if isinstance(error, OSError):
+        return error.strerror or "the connection was lost before the reply"
+    return "what is there does not speak HTTP"
 
 
 def _pairs(query: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -365,7 +387,7 @@ def _refusal(reply: RestReply) -> RestError:
     try:
         problem = msgspec.json.decode(reply.content, type=_Problem)
     except msgspec.MsgspecError:
-        problem = _Problem()
+        problem = _Problem("", "what answers there is not rankwatch" if reply.status == 404 else "")
     title = problem.title or reply.reason or "refused"
     errors = [f"{_place(str(one.get('loc', one.get('field', ''))))}{one.get('msg', one)}" for one in problem.errors]
     return RestError(reply.status, title, "; ".join([problem.detail or title, *errors]))

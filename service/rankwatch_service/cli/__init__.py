@@ -12,13 +12,26 @@ import sys
 def main() -> None:
     """Run the command line and exit with its status."""
     _on_a_training_host(*sys.argv[1:])
-    from rankwatch_service.cli.errors import CliError, Status, advice
+    from rankwatch_service.cli.errors import CliError, Status, advice, usage_error
     from rankwatch_service.store.errors import SchemaError, StoreAddressError, StoreError
 
     try:
+        import typer
+
         from rankwatch_service.cli.app import app
 
-        app()
+        try:
+            sys.exit(app(standalone_mode=False))
+        except typer.TyperException as error:
+            if type(error).__name__ != "NoArgsIsHelpError":  # then the help has been printed
+                _say(usage_error(error))
+            sys.exit(Status.USAGE)
+        except typer.Abort:
+            _say("given up")
+            sys.exit(Status.USAGE)
+        except OSError as error:
+            _say(f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error))
+            sys.exit(Status.USAGE)
     except CliError as error:
         _say(str(error))
         sys.exit(error.status)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
@@ -94,7 +94,11 @@ def _content(config: Path, writer: str) -> dict[str, Any]:
 
 
 PAGE_ITEMS: Final = 200
-JOBS: Final = "/api/v1/jobs/"
+LISTED: Final[Mapping[str, Mapping[str, Any]]] = {
+    **{name: {"limit": PAGE_ITEMS} for name in ("jobs", "incidents", "commands", "silences", "receivers")},
+    "rules": {},
+}
+"""Collections whose lists have names or ids, and how a list is asked for. Commands have the same names."""
 
 
 class CliClient:
@@ -118,7 +122,12 @@ class CliClient:
         return self._request("GET", path, query=query)
 
     def items(self, path: str, limit: int, **query: Any) -> Iterator[dict[str, Any]]:
-        """Read a list, page by page, up to `limit` items; prints a note if there are more."""
+        """Read a list, page by page, up to `limit` items; prints a note if there are more.
+
+        Raises:
+            CliError: the service refuses it, or a job of the query does not exist.
+        """
+        self.require_jobs(query.get("job"))
         cursor: str | None = None
         left, total = limit, None
         while left > 0:
@@ -134,6 +143,15 @@ class CliClient:
             if total
             else f"showing the first {limit}; use --limit for more"
         )
+
+    def require_jobs(self, jobs: Iterable[str] | None) -> None:
+        """Look for jobs that only filter, so that a name with a mistake is not an empty list.
+
+        Raises:
+            CliError: one of them does not exist.
+        """
+        for job in jobs or ():
+            self.get(job_path(job))
 
     def save(self, path: str, target: Path, **query: Any) -> int:
         """Write the content of a resource to a new file; returns its bytes.
@@ -190,23 +208,23 @@ class CliClient:
                 reply = self._connection.request(method, path, **how)
             except RestError as error:
                 raise self._with_remedy(error, path) from error
-        content: dict[str, Any] = json.loads(reply.content) if reply.content else {}
-        return content
+            return reply.json(self.url)
 
     def _with_remedy(self, error: RestError, path: str) -> RestError:
-        """The error with what to do next: where a job has no such name, the name that was probably meant."""
+        """The error with what to do next: where nothing has such a name, the one that was probably meant."""
         if error.status == 401:
             remedy = f"log in again: `rankwatch login {self.url}`, or set RANKWATCH_TOKEN"
             return RestError(error.status, error.title, error.detail, remedy)
-        name = unquote(path.removeprefix(JOBS).partition("/")[0])
-        if error.status != 404 or not path.startswith(JOBS) or error.remedy:
+        collection, _, rest = path.removeprefix("/api/v1/").partition("/")
+        if error.status != 404 or collection not in LISTED or error.remedy:
             return error
         try:
-            known = json.loads(self._connection.request("GET", JOBS.rstrip("/"), query={"limit": PAGE_ITEMS}).content)
+            listed = self._connection.request("GET", f"/api/v1/{collection}", query=LISTED[collection]).json(self.url)
         except RestError:
             return error
-        meant = get_close_matches(name, [one["name"] for one in known["items"]], 1)
-        remedy = f"did you mean {meant[0]!r}?" if meant else "`rankwatch jobs` lists all"
+        known = [one.get("name") or one["short_id"] for one in listed["items"]]
+        meant = get_close_matches(unquote(rest.partition("/")[0]), known, 1)
+        remedy = f"did you mean {meant[0]!r}?" if meant else f"`rankwatch {collection}` lists all"
         return RestError(error.status, error.title, error.detail, remedy)
 
 

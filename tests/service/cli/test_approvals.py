@@ -21,6 +21,7 @@ from tests.support.values.presences import trace_answer
 @pytest.fixture(scope="module", autouse=True)
 def filled(api):
     add(api.engine, Attempt, attempt_row("gpt", can=["pause", "stop", "relaunch"], world_size=128))
+    add(api.engine, Job, job_row("gpt", attempt="launch.0", world_size=128))
     report(api.engine, "gpt")
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -65,9 +67,21 @@ def problem(
     return JSONResponse(body, status, dict(headers or {}), MEDIA_TYPE)
 
 
-def _in_words(message: str) -> str:
-    """What is wrong with a value, without words of the library that found it."""
-    return message.removeprefix("Value error, ").replace("Input should be", "must be", 1)
+def _in_words(error: Mapping[str, Any]) -> str:
+    """What is wrong with a value, without words of the library that found it.
+
+    >>> _in_words({"msg": "Input should be 'open' or 'resolved'", "input": "opne", "ctx": {"expected": "'open' or …"}})
+    "did you mean 'open'? It must be 'open' or 'resolved'"
+    """
+    message = re.sub(r"^Value error, |, unable to parse .*", "", error["msg"]).replace("Input should be", "must be", 1)
+    known = re.findall(r"'([^']+)'", str(error.get("ctx", {}).get("expected", "")))
+    meant = get_close_matches(str(error.get("input")), known, 1)
+    return f"did you mean {meant[0]!r}? It {message}" if meant else message
+
+
+def _place(loc: Sequence[int | str]) -> str:
+    """The path of a value, without the forms that it may have: `str-enum[Kind]`, `constrained-str`."""
+    return ".".join(str(part) for part in loc if not re.search(r"\[|^constrained-", str(part)))
 
 
 def unavailable(request_id: str) -> Response:
@@ -108,7 +122,10 @@ def install(app: FastAPI) -> None:
     def invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         # Never include the input: it may be a secret, and NaN in it is not valid JSON.
-        errors = [{"loc": ".".join(map(str, one["loc"])), "msg": _in_words(one["msg"])} for one in error.errors()]
+        first: dict[str, str] = {}
+        for one in error.errors():
+            first.setdefault(_place(one["loc"]), _in_words(one))
+        errors = [{"loc": loc, "msg": msg} for loc, msg in first.items()]
         return problem(id_of(request), 422, "the request is not valid", errors=errors)
 
     def busy(request: Request, _error: Exception) -> Response:

@@ -10,7 +10,7 @@ import typer
 
 from rankwatch_service.cli import output
 from rankwatch_service.cli.commands.database import existing_database, service_in_force, token_pin_in_force
-from rankwatch_service.cli.errors import CliError, Status
+from rankwatch_service.cli.errors import CliError, Status, did_you_mean
 from rankwatch_service.cli.options import DATA, DATABASE_URL, INSECURE, JOB, JSON
 
 if TYPE_CHECKING:
@@ -63,10 +63,11 @@ def create(
     from rankwatch_service.clock import SystemClock
     from rankwatch_service.store.engine import write
 
-    try:
-        scopes = {Scope(one) for one in scope}
-    except ValueError as error:
-        raise CliError(Status.USAGE, f"{error}; scopes are {', '.join(Scope)}") from error
+    for one in scope:
+        if one not in set(Scope):
+            known = did_you_mean(one, Scope, f"scopes are {', '.join(Scope)}")
+            raise CliError(Status.USAGE, f"there is no scope {one!r}{known}")
+    scopes = {Scope(one) for one in scope}
     now = SystemClock().unix_ns()
     _require_names(project)
     if job and project:

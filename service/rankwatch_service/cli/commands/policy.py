@@ -15,7 +15,7 @@ from rankwatch.terminal import json_line, printable
 from rankwatch_service.cli import output
 from rankwatch_service.cli.commands.directives import awaited
 from rankwatch_service.cli.configuration import read_rules
-from rankwatch_service.cli.errors import CliError, Status
+from rankwatch_service.cli.errors import read_json
 from rankwatch_service.cli.options import JOB, JSON, LIMIT, TOKEN, URL, connect
 
 policy = typer.Typer(help="Print the policy as JSON; replace it.", invoke_without_command=True)
@@ -49,12 +49,7 @@ def set_policy(
     token: TOKEN = None,
 ) -> None:
     """Replace the whole policy with a JSON document, as `rankwatch policy` prints it. Requires scope admin."""
-    try:
-        wanted: Any = json.load(document)
-    except ValueError as error:
-        raise CliError(Status.USAGE, f"{document.name} is not JSON: {error}") from error
-    if not isinstance(wanted, dict):
-        raise CliError(Status.USAGE, f"{document.name} is not a JSON object")
+    wanted = read_json(document.read(), document.name)
     connect(url, token).put(POLICY_PATH, wanted)
     output.note("the policy is replaced")
 
@@ -224,7 +219,7 @@ def set_tunings(document: TUNING_FILE, url: URL = None, token: TOKEN = None) -> 
 
     With a version in FILE, it is refused if another one is in force.
     """
-    found = connect(url, token).put(TUNING_PATH, _read(document))
+    found = connect(url, token).put(TUNING_PATH, read_json(document.read(), document.name))
     output.note(f"version {found['version']} is in force")
 
 
@@ -279,7 +274,7 @@ def preview(
     from rankwatch.client.connection import LONG_S
 
     steps = {name: step for name, step in (("from_step", from_step), ("to_step", to_step)) if step is not None}
-    wanted = {"job": job, "tunings": _read(document).get("tunings", []), **steps}
+    wanted = {"job": job, "tunings": read_json(document.read(), document.name).get("tunings", []), **steps}
     found = connect(url, token).post(f"{TUNING_PATH}/preview", wanted, LONG_S)
     if as_json:
         output.print_json([found])
@@ -307,18 +302,3 @@ def preview(
         for one in found[name]
     ]
     output.show(changes, False, columns, "the same incidents open")
-
-
-def _read(document: typer.FileText) -> dict[str, Any]:
-    """The object in a file of JSON.
-
-    Raises:
-        CliError: it is none.
-    """
-    try:
-        wanted: Any = json.load(document)
-    except ValueError as error:
-        raise CliError(Status.USAGE, f"{document.name} is not JSON: {error}") from error
-    if not isinstance(wanted, dict):
-        raise CliError(Status.USAGE, f"{document.name} is not a JSON object")
-    return wanted
