@@ -6,10 +6,11 @@ Names of jobs and comments may contain control codes; none of them reaches the t
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, TextIO
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -40,6 +41,12 @@ STATE_STYLES: Final[Mapping[str, str]] = {
 PIPE_COLUMNS: Final = 2_000
 """Longer than any line of ours."""
 
+NO_VALUE: Final = "–"
+WRAPPED_MIN: Final = 36
+"""Width at which the last column of a table stays readable."""
+CUT_MIN: Final = 8
+"""Width to which another column is cut at most."""
+
 Cell = Text | str
 Columns = Mapping[str, Callable[[dict[str, Any]], Cell]]
 """What stands in the column, by heading."""
@@ -56,39 +63,72 @@ def print_table(headings: Iterable[str], rows: Iterable[Iterable[Cell]], empty: 
     """Print a table to stdout; if it has no rows, print `empty` to stderr."""
     table = new_table(headings, rows)
     if table.row_count:
-        _console().print(table)
-    else:
+        _print(table)
+    elif empty:
         note(empty)
 
 
 def new_table(headings: Iterable[str], rows: Iterable[Iterable[Cell]]) -> Table:
-    """A table whose ids are not broken over lines."""
+    """A table that fits the terminal: its last column is wrapped, and others are cut with …; in a pipe nothing is.
+
+    Ids are whole everywhere, so that they can be copied. At a terminal, columns without any value are left out.
+    """
+    lines = [[cell if isinstance(cell, Text) else Text(printable(cell)) for cell in row] for row in rows]
+    columns = [
+        (heading, [line[at] for line in lines])
+        for at, heading in enumerate(headings)
+        if not sys.stdout.isatty() or any(line[at].plain != NO_VALUE for line in lines)
+    ]
     table = Table(box=None, pad_edge=False, header_style="bold dim")
-    lines = [list(row) for row in rows]
-    for at, heading in enumerate(headings):
-        table.add_column(heading, overflow="fold", no_wrap=any(_is_identifier(line[at]) for line in lines))
-    for line in lines:
-        table.add_row(*(cell if isinstance(cell, Text) else Text(printable(cell)) for cell in line))
+    widths = [max(len(heading), *map(longest_line, cells)) if cells else 0 for heading, cells in columns]
+    fixed = [any(cell.no_wrap for cell in cells) for _, cells in columns]
+    if sys.stdout.isatty():
+        _fit(widths, fixed, Console().width - 2 * (len(columns) - 1))
+    for at, (heading, cells) in enumerate(columns):
+        wraps = at == len(columns) - 1 and any(" " in cell.plain for cell in cells)
+        table.add_column(heading, width=widths[at], no_wrap=not wraps, overflow="fold" if wraps else "ellipsis")
+    for line in zip(*(cells for _, cells in columns), strict=True):
+        table.add_row(*line)
     return table
 
 
+def longest_line(text: Text) -> int:
+    """The widest line of a text, in places of the terminal."""
+    return max(map(cell_len, text.plain.split("\n")))
+
+
+def _fit(widths: list[int], fixed: Sequence[bool], room: int) -> None:
+    """Make columns narrower until they fit: the last one first, since it wraps, then the widest one that is no id."""
+    if not fixed[-1]:
+        widths[-1] = max(min(widths[-1], room - sum(widths[:-1])), min(widths[-1], WRAPPED_MIN))
+    while sum(widths) > room:
+        widest = max((at for at, keep in enumerate(fixed) if not keep), key=widths.__getitem__, default=0)
+        if fixed[widest] or widths[widest] <= CUT_MIN:
+            return
+        widths[widest] -= 1
+
+
 def print_fields(fields: Iterable[tuple[str, Cell]]) -> None:
-    """Print names and values in two columns."""
+    """Print names and values in two columns; a field without a value is left out."""
     table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(style="bold dim")
+    table.add_column(style="bold dim", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in fields:
-        table.add_row(name, value if isinstance(value, Text) else Text(printable(value)))
-    _console().print(table)
+        text = value if isinstance(value, Text) else Text(printable(value))
+        if text.plain not in ("", NO_VALUE):
+            table.add_row(name, text)
+    _print(table)
 
 
-def _is_identifier(cell: Cell) -> bool:
-    return isinstance(cell, Text) and bool(cell.no_wrap)
-
-
-def _console() -> Console:
-    """Stdout. Lines are not wrapped in a pipe or a file."""
-    return Console() if sys.stdout.isatty() else Console(width=PIPE_COLUMNS)
+def _print(table: Table) -> None:
+    """Print to stdout. In a pipe or a file, lines are not wrapped, and nothing is behind their last word."""
+    if sys.stdout.isatty():
+        Console().print(table)
+        return
+    console = Console(width=PIPE_COLUMNS)
+    with console.capture() as captured:
+        console.print(table)
+    print("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
 def note(message: str) -> None:
@@ -100,7 +140,7 @@ def note(message: str) -> None:
 def plain(value: Any) -> Text:
     """Any value as text, without control codes and not parsed as markup."""
     if value is None or value == "" or value == []:
-        return Text("–", style="dim")
+        return Text(NO_VALUE, style="dim")
     if isinstance(value, float):
         value = f"{value:.4g}"
     if isinstance(value, (list, tuple)):
@@ -157,7 +197,24 @@ def moment(unix_ns: int | None, empty: str = "") -> Text:
     """A time as UTC, to the second; without one, what stands for that."""
     if unix_ns is None:
         return plain(empty)
-    return Text(f"{datetime.fromtimestamp(unix_ns // 1_000_000_000, UTC):%Y-%m-%d %H:%M:%S}Z")
+    return identifier(f"{datetime.fromtimestamp(unix_ns // 1_000_000_000, UTC):%Y-%m-%d %H:%M:%S}Z")
+
+
+def clock(unix_ns: int | None) -> Text:
+    """A time for a column: at a terminal, without the date where that is today's."""
+    from rankwatch_service.clock import SystemClock
+
+    text = moment(unix_ns)
+    today = moment(SystemClock().unix_ns()).plain[: len("2026-01-01 ")]
+    return identifier(text.plain.removeprefix(today)) if sys.stdout.isatty() else text
+
+
+def age(unix_ns: int) -> str:
+    """How long ago a time was: `4 min 3 s`."""
+    from rankwatch_service.clock import SystemClock
+    from rankwatch_service.incidents.answers import duration
+
+    return duration((SystemClock().unix_ns() - unix_ns) / 1e9)
 
 
 def show(things: Iterable[dict[str, Any]], as_json: bool, columns: Columns, empty: str) -> None:

@@ -122,7 +122,7 @@ def _line(fields: Mapping[str, Any], unit_of: str = "") -> str:
     return ", ".join(
         f"{_name(name)} ({_line(value, name)})"
         if isinstance(value, dict)
-        else f"{_name(name)} {_value(unit_of if _unit(unit_of) else name, value)}"
+        else f"{_name(name)} {_value(unit_of if _unit(unit_of) or unit_of == 'pids' else name, value)}"
         for name, value in fields.items()
         if value not in _UNKNOWN
     )
@@ -146,7 +146,7 @@ def _value(name: str, value: Any) -> str:
         return ", ".join(_value(name, one) for one in value)
     if not _is_figure(value):
         return str(value)
-    shown = f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+    shown = str(value) if name == "pids" else f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
     return shown + _UNITS.get(_unit(name), "")
 
 
@@ -169,7 +169,7 @@ TRAIL_SHOWN: Final = 16
 def show_explanations(explanations: Sequence[Mapping[str, Any]]) -> None:
     """Print explanations, as `GET /incidents/{id}/why` lists them."""
     if not explanations:
-        output.note("no threshold decided: what was seen is a fault by itself")
+        output.print_fields([("why", "no threshold decided: what was seen is a fault by itself")])
     for one in explanations:
         rows = dict(one["rows"])
         judged = rows.pop("judged", 0)

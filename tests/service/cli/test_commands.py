@@ -42,19 +42,11 @@ def test_jobs_are_listed_for_people_and_for_programs(rankwatch):
     assert (status, steps["gpt-small"], err) == (0, 500, "")
     out = rankwatch("jobs", "show", "gpt-small")[1]
     assert ("launch.0" in out, "0 to 500" in out) == (True, True)
+    assert "pause, rollback (`rankwatch pause gpt-small`)" in out
+    assert "rankwatch incidents show" in out
+    assert not re.search(r"unix_ns|two_people|\bTrue\b|\bFalse\b|None|_s\b", out)
     out = rankwatch("checkpoints", "gpt-small")[1]
     assert ("good" in out, "4/4" in out) == (True, True)
-
-
-def test_a_job_that_does_not_exist_is_answered_with_the_one_that_was_probably_meant(rankwatch):
-    for command in (("jobs", "show"), ("checkpoints",)):
-        status, _, err = rankwatch(*command, "gpt-smal")
-        assert (status, "did you mean 'gpt-small'?" in err) == (2, True)
-
-
-def test_what_is_not_valid_is_said_in_words(rankwatch):
-    status, _, err = rankwatch("incidents", "--state", "foo")
-    assert (status, "; state: must be 'open'" in err) == (2, True)
 
 
 def test_incidents_are_listed_filtered_and_shown(rankwatch):
@@ -256,11 +248,6 @@ def test_a_malformed_setting_is_reported_with_its_name(terminal):
     )
 
 
-@pytest.mark.parametrize("arguments", [(), ("nope",), ("jobs", "--nope"), ("resolve",)])
-def test_unknown_commands_and_options_end_with_2(terminal, arguments):
-    assert terminal.run(*arguments)[0] == 2
-
-
 def test_jobs_prints_why_telemetry_of_this_machine_does_not_arrive(rankwatch, tmp_path, monkeypatch):
     monkeypatch.setenv("RANKWATCH_DIR", str(tmp_path))
     now = SystemClock().unix_ns()
@@ -273,6 +260,7 @@ def test_jobs_prints_why_telemetry_of_this_machine_does_not_arrive(rankwatch, tm
 
 
 def test_a_truncated_list_says_so(rankwatch, api):
+    add(api.engine, Job, job_row("many"))
     rows = [incident_row(id=f"inc_{n:024d}", job="many", state="resolved") for n in range(3)]
     add(api.engine, Incident, *rows)
     _, out, err = rankwatch("incidents", "--job", "many", "--limit", "2")

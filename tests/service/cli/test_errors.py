@@ -7,7 +7,7 @@ from http.server import HTTPServer, SimpleHTTPRequestHandler
 import pytest
 
 from rankwatch_service.store.models import Job
-from tests.support.store.rows import add, job_row
+from tests.support.store.database import add, job_row
 
 LIBRARIES = ("Errno", "Input should", "Value error", "Traceback", "Expecting value", "Usage:", "is not a valid", "Enum")
 

@@ -57,6 +57,24 @@ def test_a_pipe_gets_one_line_for_each_row(capsys, monkeypatch):
     assert len(capsys.readouterr().out.splitlines()) == 2
 
 
+@pytest.mark.parametrize("columns", [80, 100])
+def test_a_table_fits_the_terminal_and_cuts_what_is_no_id_and_no_sentence(capsys, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    rows = [[output.identifier("0123456789"), "n" * 70, output.plain(None), output.plain("one of many words " * 9)]]
+    output.print_table(["id", "name", "owner", "summary"], rows, "none")
+    heading, *lines = (line.rstrip() for line in capsys.readouterr().out.splitlines())
+    assert "owner" not in heading  # nothing is in it
+    assert (lines[0].split()[0], "nnn…" in lines[0]) == ("0123456789", True)
+    assert all(len(line) <= columns for line in lines)
+    assert " ".join(" ".join(lines).split()).count("one of many words") == 9
+
+
+def test_a_pipe_gets_no_blanks_behind_the_last_word(capsys):
+    output.print_table(["id", "summary"], [["a", "word"], ["b", "a longer text"]], "none")
+    assert [line for line in capsys.readouterr().out.splitlines() if line != line.rstrip()] == []
+
+
 @pytest.mark.parametrize(
     ("value", "shown"), [(None, "–"), ("", "–"), ([], "–"), (0, "0"), (0.123456, "0.1235"), ([1, 2], "1 2")]
 )

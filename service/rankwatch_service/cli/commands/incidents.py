@@ -14,7 +14,9 @@ from rich.live import Live
 from rich.text import Text
 
 from rankwatch_service.cli import output
+from rankwatch_service.cli.client import job_path
 from rankwatch_service.cli.errors import CliError, Status
+from rankwatch_service.cli.job_view import can_obey
 from rankwatch_service.cli.options import INCIDENT, JOBS, JSON, LIMIT, PROJECTS, TOKEN, URL, connect
 from rankwatch_service.cli.views import evidence_rows, show_explanations
 from rankwatch_service.incidents.lost_time import HOUR_NS, cost_unit
@@ -28,6 +30,8 @@ RETRY_S: Final = 2.0
 
 LIST_EVERY_S: Final = 0.5
 """Shortest time between two readings of the list, however many incidents change."""
+
+PLACES_NAMED: Final = 12
 
 Wanted = Mapping[str, Sequence[str] | None]
 
@@ -45,6 +49,7 @@ def watch(client: CliClient, wanted: Wanted, columns: output.Columns, limit: int
     Raises:
         CliError: the service refuses. While it is unreachable, a note is printed.
     """
+    client.require_jobs(wanted.get("job"))
     try:
         if sys.stdout.isatty() and not as_json:
             _keep_list(client, wanted, columns, limit)
@@ -120,8 +125,7 @@ COLUMNS: Final[output.Columns] = {
     "severity": lambda one: output.severity(one["severity"]),
     "state": output.incident_state,
     "job": lambda one: output.plain(one["job"]),
-    "since": lambda one: output.moment(one["onset_unix_ns"]),
-    "step": lambda one: output.plain(one["onset_step"]),
+    "since": lambda one: output.clock(one["onset_unix_ns"]),
     "summary": lambda one: output.plain(one["summary"]),
 }
 
@@ -197,34 +201,34 @@ def show_incident(
     if as_json:
         output.print_json([found])
         return
-    suggestion = found["suggestion"]
+    suggestion, notified = found["suggestion"], [_receiver(one) for one in receivers]
+    advised = suggestion and f"{suggestion['action']}: {suggestion['reason']}"
     output.print_fields(
         [
-            ("id", output.short_id(found["id"])),
-            ("summary", output.plain(found["summary"])),
-            ("state", output.plain(f"{found['severity']}, {output.incident_state(found).plain}")),
-            ("job", output.plain(f"{found['job']}, attempt {found['attempt']}")),
-            ("ranks", output.plain(found["ranks"])),
-            ("hosts", output.plain(found["hosts"])),
-            ("since", output.plain(_since(found))),
+            ("incident", _headline(found)),
             *_to_do(found["first_steps"]),
+            ("job", output.plain(f"{found['job']}, attempt {found['attempt']}")),
+            ("where", output.plain(_where(found))),
+            ("since", output.plain(_since(found))),
             ("impact", output.plain(found["impact"])),
             ("cost", output.plain(_cost(found))),
             ("likely cause", output.plain(found["cause_words"])),
             ("changed", output.plain(found["changed"])),
-            ("normal", output.plain(found["normal"])),
             ("confidence", output.plain(found["confidence_words"])),
-            ("kind", output.plain(found["kind"])),
             *(("consequence", output.plain(one["summary"])) for one in found["consequences"]),
-            ("commands", output.plain(", ".join(found["can"]) or "none: rankwatch can only watch this job")),
-            *(_receiver(one) for one in receivers),
-            ("feedback", output.plain([f"{one['answer']} ({one['name']})" for one in found["feedback"]])),
-            *([("suggested", output.plain(f"{suggestion['action']}: {suggestion['reason']}"))] if suggestion else ()),
+            ("can obey", output.plain(can_obey(client.get(job_path(found["job"]))))),
+            ("suggested", output.plain(advised)),
             ("checkpoint", output.plain(found["checkpoint"])),
-            *evidence_rows(found["evidence"]),
+            *(notified or [("notified", output.plain("nobody: no receiver is set up (`rankwatch receivers add`)"))]),
+            ("feedback", output.plain([f"{one['answer']} ({one['name']})" for one in found["feedback"]])),
+            ("normal", output.plain(found["normal"])),
+            ("kind", output.plain(f"{found['kind']} (docs/incidents/{found['kind']}.md)")),
         ]
     )
+    print("\nmeasured")
+    output.print_fields(evidence_rows(found["evidence"]))
     if why:
+        print()
         show_explanations(reasons)
 
 
@@ -294,9 +298,26 @@ def _receiver(reason: dict[str, Any]) -> tuple[str, Text]:
     return (f"  to {reason['receiver'] or '(nobody)'}{which}", output.plain(reason["why"]))
 
 
+def _headline(incident: dict[str, Any]) -> Text:
+    """Severity, state and sentence."""
+    by = f" by {incident['acknowledged_by']}" if incident["acknowledged_by"] else ""
+    text = output.severity(incident["severity"])
+    state = f", {output.incident_state(incident).plain}{output.plain(by).plain if by else ''}: "
+    return text.append(f"{state}{output.plain(incident['summary']).plain}", style="default")
+
+
 def _to_do(steps: Sequence[str]) -> list[tuple[str, Text]]:
     """Rows of the first steps."""
-    return [(f"to do {n}" if len(steps) > 1 else "to do", output.plain(step)) for n, step in enumerate(steps, 1)]
+    return [("next" if number else "do this first", output.plain(step)) for number, step in enumerate(steps)]
+
+
+def _where(incident: dict[str, Any]) -> str:
+    """Ranks and hosts, the first of many."""
+    from rankwatch_detectors.words import listed
+
+    ranks, hosts = (listed(incident[name], PLACES_NAMED) if incident[name] else "" for name in ("ranks", "hosts"))
+    said = f"{'ranks' if len(incident['ranks']) > 1 else 'rank'} {ranks}" if ranks else ""
+    return f"{said} on {hosts}" if said and hosts else said or hosts
 
 
 def _since(incident: dict[str, Any]) -> str:
@@ -304,13 +325,18 @@ def _since(incident: dict[str, Any]) -> str:
     onset, detected = incident["onset_step"], incident["detected_step"]
     found = f", found in step {detected}" if detected not in (None, onset) else ""
     step = "" if onset is None else f", step {onset}"
-    return f"{output.moment(incident['onset_unix_ns']).plain}{step}{found}"
+    lasts = "" if incident["resolved_unix_ns"] else f" ({output.age(incident['onset_unix_ns'])} ago)"
+    return f"{output.moment(incident['onset_unix_ns']).plain}{lasts}{step}{found}"
 
 
 def _cost(incident: dict[str, Any]) -> str:
     """What it costs while it lasts; of one that is over, what it has cost."""
-    rate, unit = incident["impact_gpu_hours_per_hour"], cost_unit(incident["accelerated"])
-    until_unix_ns = incident["resolved_unix_ns"]
+    from rankwatch_service.policy.what_now import hours
+
+    rate, until_unix_ns = incident["impact_gpu_hours_per_hour"], incident["resolved_unix_ns"]
+    if rate <= 0:
+        return ""
     if until_unix_ns is None:
-        return f"{rate:.3g} {unit} in each hour" if rate > 0 else ""
-    return f"{rate * max(until_unix_ns - incident['onset_unix_ns'], 0) / HOUR_NS:.3g} {unit} in all" if rate > 0 else ""
+        return f"{hours(rate, incident['accelerated'])} in each hour"
+    whole = rate * max(until_unix_ns - incident["onset_unix_ns"], 0) / HOUR_NS
+    return f"{hours(whole, incident['accelerated'])} in all"

@@ -12,13 +12,15 @@ from rich.text import Text
 from rankwatch_service.cli import output
 from rankwatch_service.cli.client import job_path
 from rankwatch_service.cli.errors import CliError, Status
+from rankwatch_service.cli.job_view import STANDS, show_job_for_people
 from rankwatch_service.cli.options import JOB, JSON, LIMIT, PROJECTS, TOKEN, URL, connect
 from rankwatch_service.cli.views import show_judged
 
 NOTICE_NS: Final = 24 * 3_600 * 10**9
 """Age up to which a notice is shown. Older ones were left by agents that were killed."""
 
-NOT_MOVING: Final = ("stalled", "paused", "lost")
+INCIDENTS_SHOWN: Final = 10
+ATTEMPTS_SHOWN: Final = 5
 
 app = typer.Typer(help="List jobs; show, export, edit or delete one.", invoke_without_command=True)
 
@@ -35,22 +37,22 @@ def list_jobs(
     """List jobs, last seen first; show, export, edit or delete one."""
     if context.invoked_subcommand is not None:
         return
-    _print_notices()
     jobs = list(connect(url, token).items("/api/v1/jobs", limit, project=project))
     output.show(
         jobs,
         as_json,
         {
             "job": lambda job: output.plain(job["name"]),
-            "project": lambda job: output.plain(job["project"]),
-            "owner": lambda job: output.plain(job["owner"]),
             "state": lambda job: output.state(job["state"]),
+            "incidents": _incidents,
             "step": lambda job: output.plain(job["step"] if job["step"] >= 0 else None),
             "s/step": lambda job: _rate(job, "step_time_s"),
             "loss": lambda job: _rate(job, "loss"),
             "ranks": lambda job: output.plain(f"{job['ranks_reporting']}/{job['world_size']}"),
+            "last step": lambda job: output.clock(job["last_progress_unix_ns"]),
+            "project": lambda job: output.plain(job["project"]),
+            "owner": lambda job: output.plain(job["owner"]),
             "attempt": lambda job: output.plain(job["attempt"]),
-            "last step": lambda job: output.moment(job["last_progress_unix_ns"]),
         },
         "no jobs",
     )
@@ -61,28 +63,20 @@ def list_jobs(
                 f"{job['name']}: launches {launches} run under the same name; give each its own job name, "
                 "or, if they are ranks of one job, call rankwatch.start after torch.distributed.init_process_group"
             )
+    _print_notices()
 
 
 @app.command("show")
 def show_job(job: JOB, as_json: JSON = False, url: URL = None, token: TOKEN = None) -> None:
-    """Show one job and its attempts."""
+    """Show how a job is: state, open incidents, progress, ranks and hosts, what it can obey, and its attempts."""
     client = connect(url, token)
     found = client.get(job_path(job))
     if as_json:
         output.print_json([found])
         return
-    output.print_fields((name.removesuffix("_unix_ns"), _value(name, value)) for name, value in found.items())
-    output.show(
-        client.items(f"{job_path(job)}/attempts", 20),
-        False,
-        {
-            "attempt": lambda attempt: output.plain(attempt["attempt"]),
-            "steps": lambda attempt: output.plain(f"{attempt['first_step']} to {attempt['last_step']}"),
-            "began": lambda attempt: output.moment(attempt["started_unix_ns"]),
-            "ended": lambda attempt: output.moment(attempt["ended_unix_ns"]),
-        },
-        "no attempts",
-    )
+    incidents = list(client.items("/api/v1/incidents", INCIDENTS_SHOWN, job=[job], state="unresolved"))
+    attempts = list(client.items(f"{job_path(job)}/attempts", ATTEMPTS_SHOWN, topology=False))
+    show_job_for_people(found, incidents, attempts)
 
 
 @app.command("why")
@@ -163,21 +157,18 @@ def _print_notices() -> None:
 def _rate(job: dict[str, Any], name: str) -> Text:
     """A value of the newest steps; dim if the job makes no progress, since it is out of date then."""
     text = output.plain(job[name])
-    if job["state"] in NOT_MOVING:
+    if job["state"] in STANDS:
         text.stylize("dim")
     return text
 
 
-def _value(name: str, value: Any) -> output.Cell:
-    if name.endswith("_unix_ns"):
-        return output.moment(value)
-    if isinstance(value, dict):
-        return output.plain(", ".join(f"{key} {_size_or_value(held)}" for key, held in value.items()))
-    return output.state(value) if name == "state" else output.plain(value)
-
-
-def _size_or_value(value: Any) -> str:
-    return str(len(value)) if isinstance(value, list) else output.plain(value).plain
+def _incidents(job: dict[str, Any]) -> Text:
+    """How many incidents are not resolved, in the colour of the worst."""
+    number, worst = job["incidents"], job["worst_severity"]
+    if not number:
+        return output.plain(None)
+    said = worst if number == 1 else f"{number}, {worst}"
+    return Text(said, style=output.SEVERITY_STYLES.get(worst, ""))
 
 
 def checkpoints(job: JOB, limit: LIMIT = 50, as_json: JSON = False, url: URL = None, token: TOKEN = None) -> None:
