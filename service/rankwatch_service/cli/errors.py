@@ -90,7 +90,8 @@ def read_json(text: str, name: str) -> dict[str, Any]:
 
 def usage_error(error: Any) -> str:
     """What is wrong with a command line, of which typer has raised this error."""
-    context, parameter = getattr(error, "ctx", None), getattr(error, "param", None)
+    context: Any = getattr(error, "ctx", None)
+    parameter: Any = getattr(error, "param", None)
     message = str(error.message)
     if hasattr(error, "possibilities"):
         text = f"there is no option {error.option_name}" + did_you_mean(error.option_name, error.possibilities or ())
@@ -108,10 +109,10 @@ def usage_error(error: Any) -> str:
 
 def _in_words(error: Any) -> str:
     """What is wrong with a value, without words of the library that found it."""
-    message = error.message.removeprefix("Value error, ").removesuffix(".")
+    message = str(error.message).removeprefix("Value error, ").removesuffix(".")
     for theirs, ours in _WORDS.items():
         message = re.sub(theirs, ours, message)
-    found = getattr(error.__cause__, "errors", list)()
+    found: Any = getattr(error.__cause__, "errors", list)()
     given = str(found[0]["input"]) if found else ""
     return message + did_you_mean(given, set(re.findall(r"'([^']+)'", message)) - {given})
 
