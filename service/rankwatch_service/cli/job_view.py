@@ -37,7 +37,6 @@ def show_job_for_people(
             ("state", _state(job)),
             *_incident_rows(incidents, job["incidents"]),
             ("progress", output.plain(_progress(job))),
-            ("time left", output.plain(time_left(job))),
             ("ranks", output.plain(_ranks(job))),
             ("hosts", output.plain(_hosts(job["topology"].get("ranks", ())))),
             ("can obey", output.plain(can_obey(job))),
@@ -91,17 +90,6 @@ def _progress(job: Mapping[str, Any]) -> str:
     loss = "" if job["loss"] is None else f", loss {output.plain(job['loss']).plain}{before}"
     at = job["last_progress_unix_ns"]
     return f"step {job['step']:,}{f' ended {output.age(at)} ago' if at else ''}{pace}{loss}"
-
-
-def time_left(job: Mapping[str, Any]) -> str:
-    """How long a job still takes at its present pace; empty if it is not known how many steps it has."""
-    from rankwatch_service.incidents.answers import duration
-
-    end = job["topology"].get("end_step")
-    if not end or not job["step_time_s"] or job["state"] != "running":
-        return ""
-    left = max(end - 1 - job["step"], 0)
-    return f"{duration(left * job['step_time_s'])}, for {left:,} of {end:,} steps"
 
 
 def _ranks(job: Mapping[str, Any]) -> str:

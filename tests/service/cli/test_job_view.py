@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rankwatch_service.cli.job_view import can_obey, show_job_for_people, time_left
+from rankwatch_service.cli.job_view import can_obey, show_job_for_people
 from rankwatch_service.clock import SystemClock
 
 SECOND_NS = 10**9
@@ -29,7 +29,7 @@ def job(**changes: Any) -> dict[str, Any]:
         "last_progress_unix_ns": now - 65 * SECOND_NS,
         "incidents": 0,
         "launches_at_once": [],
-        "topology": {"ranks": ranks, "watched": "", "end_step": 3_300},
+        "topology": {"ranks": ranks, "watched": ""},
         "can": ["trace", "pause", "rollback_memory"],
         "checkpoints": saves,
         "orders": [],
@@ -51,12 +51,11 @@ def shown(capsys: pytest.CaptureFixture[str], found: Any = (), **changes: Any) -
 def test_a_job_that_trains_is_shown_with_its_progress_and_places(capsys):
     fields = shown(capsys)
     assert list(fields) == [
-        "job", "state", "incidents", "progress", "time left", "ranks", "hosts", "can obey", "owner", "first seen", "",
+        "job", "state", "incidents", "progress", "ranks", "hosts", "can obey", "owner", "first seen", "",
     ]  # fmt: skip
     assert fields["incidents"] == "none is open"
     assert fields["progress"].startswith("step 1,499 ended 1 min ")
     assert fields["progress"].endswith(" ago, 2 s a step, loss 1.25")
-    assert fields["time left"] == "1 h, for 1,800 of 3,300 steps"
     assert fields["ranks"] == "16, of which 1 do not report"
     assert fields["hosts"] == "2 with 8 ranks each: host-0, host-1"
     assert fields["can obey"] == "pause, trace (`rankwatch pause 'a b'`)"
@@ -66,7 +65,6 @@ def test_an_open_incident_is_a_sentence_and_a_command_to_read_on(capsys):
     fields = shown(capsys, [HUNG], state="stalled", incidents=3)
     assert fields["state"].startswith("stalled: no rank has made progress for 1 min")
     assert fields["critical"] == "Rank 3 hangs. (acknowledged by bob)"
-    assert "time left" not in fields
     assert fields["progress"].endswith("2 s a step before, loss 1.25 before")
 
 
@@ -79,9 +77,3 @@ def test_an_open_incident_is_a_sentence_and_a_command_to_read_on(capsys):
 )
 def test_a_job_that_obeys_nothing_says_why(state, can, said):
     assert can_obey(job(state=state, can=can)) == said
-
-
-def test_time_left_is_not_guessed():
-    assert time_left(job(topology={})) == ""
-    assert time_left(job(step_time_s=None)) == ""
-    assert time_left(job(step=3_299)) == "0 s, for 0 of 3,300 steps"
