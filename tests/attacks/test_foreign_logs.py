@@ -312,6 +312,8 @@ WRITES = frozenset(
         "service/rankwatch_service/cli/commands/policy.py",
         "service/rankwatch_service/cli/commands/replay.py",
         "service/rankwatch_service/cli/commands/simulate.py",
+        "service/rankwatch_service/cli/job_view.py",
+        "service/rankwatch_service/cli/output.py",
         "service/rankwatch_service/cli/views.py",
         "service/rankwatch_service/text_log.py",
         "service/rankwatch_service/up.py",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -290,7 +291,7 @@ class Loop:
 
     def run(self, *appended: tuple[float, str]) -> None:
         """Append these texts at these times, and follow until ten seconds after the last one."""
-        left, place = list(appended), self.rank.recorder.path
+        left = list(appended)
 
         def sleep(seconds: float) -> None:
             self._s += seconds
@@ -301,13 +302,14 @@ class Loop:
         loop = FollowLoop(
             self.rank.watch, FollowedLog(self.path, None), self.said.append, sleep=sleep, monotonic_s=lambda: self._s
         )
+        with closing(RingReader(self.rank.recorder.path)) as reader:
 
-        def stopping() -> bool:
-            self.phase = RingReader(place).progress().phase
-            return self._s > appended[-1][0] + 10
+            def stopping() -> bool:
+                self.phase = reader.progress().phase
+                return self._s > appended[-1][0] + 10
 
-        loop.run(stopping)
-        self.entries = RingReader(place).poll().entries
+            loop.run(stopping)
+            self.entries = reader.poll().entries
 
     def notes(self, kind: str) -> list[Note]:
         return [entry for entry in self.entries if isinstance(entry, Note) and entry.kind == kind]

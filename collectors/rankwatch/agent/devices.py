@@ -273,9 +273,11 @@ class DeviceSampler(threading.Thread):
     def _follow(self, pipe: IO[bytes]) -> None:
         """Receive what the reader writes until it or the sampler ends."""
         readings, since_s, timeout_s = Readings(), self._clock.monotonic_s(), OPEN_WITHIN_S
+        readable = select.poll()  # not select(), which knows no descriptor above 1,023
+        readable.register(pipe, select.POLLIN)
+        readable.register(self._woken, select.POLLIN)
         while not self._closed.is_set():
-            readable, _, _ = select.select([pipe.fileno(), self._woken], [], [], SILENT_S / 3)
-            if pipe.fileno() in readable:
+            if pipe.fileno() in dict(readable.poll(SILENT_S / 3 * 1e3)):
                 data = os.read(pipe.fileno(), 1 << 16)
                 if not data:
                     return
