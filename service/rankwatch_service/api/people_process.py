@@ -27,7 +27,7 @@ from fastapi import FastAPI
 from rankwatch import children
 from rankwatch_service.access.secret_key import SecretKey, load_secret_key
 from rankwatch_service.api.app import create_people_app
-from rankwatch_service.api.garbage import collect_rarely
+from rankwatch_service.api.garbage import collect_in_parts
 from rankwatch_service.api.http.relay import LIVE_PATH
 from rankwatch_service.api.http.turns import SWITCH_S
 from rankwatch_service.clock import Clock, SystemClock
@@ -177,7 +177,7 @@ def main(path: Path) -> None:
         shutil.rmtree(path.parent, ignore_errors=True)  # nobody else does where the first process was killed
 
     threading.Thread(target=end_with_parent, name="parent", daemon=True).start()
-    collect_rarely(clock)
+    collect_in_parts(clock)
     server.run()
 
 

@@ -17,7 +17,7 @@ from sqlalchemy import Engine
 from rankwatch_service.access.secret_key import SecretKey, load_secret_key
 from rankwatch_service.api.app import create_app
 from rankwatch_service.api.dependencies import Context
-from rankwatch_service.api.garbage import collect_rarely
+from rankwatch_service.api.garbage import collect_in_parts
 from rankwatch_service.api.http.connection import Connections, TlsServer
 from rankwatch_service.api.http.turns import SWITCH_S
 from rankwatch_service.api.ingest import Batcher
@@ -104,7 +104,7 @@ def run(settings: Settings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, server.handle_exit)
     people.start()
-    collect_rarely(clock)
+    collect_in_parts(clock)
     server.run()
     people.stop()
     engine.dispose()

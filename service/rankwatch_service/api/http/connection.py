@@ -35,6 +35,8 @@ from rankwatch_service.access.budgets import (
     Budgets,
     account_at,
 )
+from rankwatch_service.api.http.arrivals import Arrival, Arrivals
+from rankwatch_service.clock import SystemClock
 
 HEAD_BYTES_MAX: Final = 65_536
 HEADERS_MAX: Final = 100
@@ -53,6 +55,9 @@ answer counts as unread."""
 CLOSING_MAX: Final = 128
 """Connections beyond the limit that get an answer with the reason and are not closed yet; further ones are cut off."""
 SWEEP_S: Final = 1.0
+"""How often each connection is looked at."""
+SWEPT_TOGETHER: Final = 256
+"""So many are looked at at once, so that no request waits for all of them."""
 RETRY_AFTER_S: Final = 5
 
 
@@ -138,6 +143,11 @@ class Connections:
         self._count("handshake")
         self.remove(one)
 
+    def turn_away(self, accepted: socket.socket) -> None:
+        """Close a connection that has waited to begin, for newer ones."""
+        self._count("waiting")
+        accepted.close()
+
     def refuse(self, one: ClientConnection, reason: str, status: int, detail: str) -> None:
         """Answer, if an answer can still be sent, and close the connection. It counts for nobody any more."""
         self._count(reason)
@@ -149,11 +159,17 @@ class Connections:
             one.close_with(status, detail)
 
     def _sweep(self) -> None:
-        loop = asyncio.get_running_loop()
+        loop, everyone = asyncio.get_running_loop(), list(self._all)
         loop.call_later(SWEEP_S, self._sweep)
+        for begin in range(0, len(everyone), SWEPT_TOGETHER):
+            loop.call_later(SWEEP_S * begin / len(everyone), self._look_at, everyone[begin : begin + SWEPT_TOGETHER])
+
+    def _look_at(self, some: Sequence[ClientConnection]) -> None:
+        """Close those that are too slow, a few at a time."""
+        loop = asyncio.get_running_loop()
         now_s = loop.time()
-        slow = [one for one in self._all if one.deadline_s < now_s]
-        untaken = [one for one in self._all if one.is_read_too_slowly()]
+        slow = [one for one in some if one.deadline_s < now_s]
+        untaken = [one for one in some if one.is_read_too_slowly()]
         for begin in range(0, max(len(slow), len(untaken)), CLOSED_TOGETHER):
             together = slice(begin, begin + CLOSED_TOGETHER)
             loop.call_later(begin * CLOSE_EVERY_S / CLOSED_TOGETHER, self._close, slow[together], untaken[together])
@@ -384,7 +400,7 @@ ACCEPT_AGAIN_S: Final = 1.0
 
 
 class TlsServer(uvicorn.Server):
-    """Accepts one connection at a time, so that who connects without a pause delays no requests of others."""
+    """Begins one connection at a time, at a pace, so that who connects without a pause delays no requests of others."""
 
     def __init__(
         self, config: uvicorn.Config, connections: Connections, tls: Callable[[], ssl.SSLContext] | None
@@ -399,7 +415,9 @@ class TlsServer(uvicorn.Server):
         super().__init__(config)
         self._connections = connections
         self._tls = tls
-        self._accepting: asyncio.Task[None] | None = None
+        self._arrivals = Arrivals(SystemClock())
+        self._arrived = asyncio.Event()
+        self._accepting: Sequence[asyncio.Task[None]] = ()
         self._handshakes: set[asyncio.Task[None]] = set()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -408,11 +426,12 @@ class TlsServer(uvicorn.Server):
         listener.listen(self.config.backlog)
         listener.setblocking(False)
         await super().startup([])  # the application alone
-        self._accepting = asyncio.get_running_loop().create_task(self._accept(listener))
+        loop = asyncio.get_running_loop()
+        self._accepting = loop.create_task(self._accept(listener)), loop.create_task(self._begin_all())
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop listening, and end what is open."""
-        for task in [*self._handshakes, *([self._accepting] if self._accepting else [])]:
+        for task in (*self._accepting, *self._handshakes):
             task.cancel()
         await super().shutdown(sockets)
 
@@ -425,14 +444,40 @@ class TlsServer(uvicorn.Server):
                 except OSError:
                     await asyncio.sleep(ACCEPT_AGAIN_S)
                     continue
-                one: ClientConnection = self.config.http_protocol_class(  # type: ignore[call-arg,assignment]
-                    config=self.config, server_state=self.server_state, app_state=self.lifespan.state
-                )
-                task = loop.create_task(_open(one, accepted, self._tls() if self._tls else None))
-                self._handshakes.add(task)
-                task.add_done_callback(partial(self._shaken, one, accepted))
-                one.begin(peer[0], task.cancel)
+                arrival = Arrival(accepted, peer[0])
+                if self._arrivals or self._arrivals.wait_s():
+                    if gone := self._arrivals.add(arrival):
+                        self._connections.turn_away(gone.accepted)
+                    self._arrived.set()
+                else:
+                    self._begin(arrival)
                 await asyncio.sleep(0)
+
+    async def _begin_all(self) -> None:
+        """Begin connections that had to wait, when they may."""
+        while True:
+            while arrival := self._arrivals.next():
+                if arrival.is_gone():
+                    arrival.accepted.close()
+                else:
+                    self._begin(arrival)
+                    await asyncio.sleep(0)
+            self._arrived.clear()
+            if self._arrivals:
+                await asyncio.sleep(self._arrivals.wait_s())
+            else:
+                await self._arrived.wait()
+
+    def _begin(self, arrival: Arrival) -> None:
+        one: ClientConnection = self.config.http_protocol_class(  # type: ignore[call-arg,assignment]
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        opening = _open(one, arrival.accepted, self._tls() if self._tls else None)
+        task = asyncio.get_running_loop().create_task(opening)
+        self._handshakes.add(task)
+        task.add_done_callback(partial(self._shaken, one, arrival.accepted))
+        self._arrivals.begin()
+        one.begin(arrival.address, task.cancel)
 
     def _shaken(self, one: ClientConnection, accepted: socket.socket, task: asyncio.Task[None]) -> None:
         """A handshake has ended; if it failed, so has the connection."""
