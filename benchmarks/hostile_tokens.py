@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
 import multiprocessing
 import os
 import platform
@@ -256,6 +257,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help=f"some of {','.join(ATTACKS)}")
     parser.add_argument("--each", action="store_true", help="one attack after the other")
     options = parser.parse_args()
+    gc.disable()  # looking through the objects of thousands of connections, this process would measure itself
     files = more_files()
     jobs = [f"honest-{number}" for number in range(-(-options.agents // JOB_AGENTS))]
     with tempfile.TemporaryDirectory(prefix="rankwatch-hostile-") as name, contextlib.ExitStack() as stack:

@@ -6,6 +6,7 @@ import json
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -335,25 +336,34 @@ class EndedError(Exception):
 
 
 class Looks(FakeClock):
-    """Does one thing after the other while the thread sleeps."""
+    """Does one thing after the other between two looks at how many objects there are."""
 
     def __init__(self, *happens: Callable[[], None]) -> None:
         super().__init__()
         self._happens = iter(happens)
+        self._due_s = self.monotonic_s() + garbage.LOOK_S
 
     def sleep(self, seconds: float) -> None:
-        assert seconds == garbage.LOOK_S
+        super().sleep(seconds)
+        if self.monotonic_s() < self._due_s:
+            return
+        self._due_s += garbage.LOOK_S
         step = next(self._happens, None)
         if step is None:
             raise EndedError
         step()
 
 
-def test_all_objects_are_looked_through_once_they_have_doubled():
+@pytest.mark.parametrize("blocks", [0, sys.maxsize], ids=["enough", "few"])
+def test_all_objects_are_looked_through_once_they_have_doubled_and_are_many_more(monkeypatch, blocks):
+    monkeypatch.setattr(garbage, "GROWN_BLOCKS", blocks)
     kept: list[object] = []
+    looked: Counter[int] = Counter()
     full: list[int] = []
 
     def collected(phase: str, info: dict[str, int]) -> None:
+        if phase == "stop":
+            looked[info["generation"]] += 1
         if phase == "stop" and info["generation"] == 2:
             full.append(len(kept))
 
@@ -364,8 +374,7 @@ def test_all_objects_are_looked_through_once_they_have_doubled():
         kept.clear()
 
     gc.collect()
-    limits = gc.get_threshold()
-    gc.set_threshold(limits[0], limits[1], garbage.NEVER)
+    gc.disable()
     gc.callbacks.append(collected)
     before = sys.getallocatedblocks()
     try:
@@ -375,5 +384,6 @@ def test_all_objects_are_looked_through_once_they_have_doubled():
             )
     finally:
         gc.callbacks.remove(collected)
-        gc.set_threshold(*limits)
-    assert full == [2 * int(before * 0.6), 2 * int(before * 0.6)]
+        gc.enable()
+    assert full == ([] if blocks else [2 * int(before * 0.6), 2 * int(before * 0.6)])
+    assert looked[1] >= 8 * (garbage.LOOK_S / garbage.YOUNG_S - 1)

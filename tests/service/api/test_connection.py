@@ -11,7 +11,7 @@ import pytest
 import uvicorn
 
 from rankwatch_service.access.budgets import BODIES, CONNECTIONS, UNREAD, Account, Budgets, Whose
-from rankwatch_service.api.http import connection
+from rankwatch_service.api.http import arrivals, connection
 from rankwatch_service.api.http.connection import Connections, TlsServer
 from rankwatch_service.clock import SystemClock
 from tests.support.service.machine import make_certificate
@@ -157,6 +157,21 @@ def test_a_lost_connection_is_freed_without_a_garbage_collection(monkeypatch, co
         newest.close()
     finally:
         gc.enable()
+
+
+def test_who_connects_without_a_pause_is_begun_at_a_pace_and_others_are_served(monkeypatch, closed, request):
+    for name, value in {"BEGUN_AT_ONCE_MAX": 2, "BEGUN_PER_S": 50.0, "WAITING_MAX": 4}.items():
+        monkeypatch.setattr(arrivals, name, value)
+    connect = request.getfixturevalue("connect")
+    open_already = connect(asking(b"/agent/1"))
+    assert open_already.recv(1000).startswith(b"HTTP/1.1 204 ")
+    for _ in range(200):
+        connect().close()
+    open_already.sendall(BEGUN + b"Content-Length: 0\r\n\r\n")
+    assert open_already.recv(1000).startswith(b"HTTP/1.1 204 ")
+    newcomer = connect(asking(b"/agent/2"))
+    assert newcomer.recv(1000).startswith(b"HTTP/1.1 204 ")
+    assert closed["waiting"] > 0
 
 
 def test_a_malformed_request_is_answered_with_a_problem(connect, closed):

@@ -82,6 +82,14 @@ class Arrivals:
         self._at_s = now_s
         return max(0.0, 1.0 - self._left) / BEGUN_PER_S
 
+    def close(self) -> None:
+        """Close all that wait."""
+        for waiting in self._waiting.values():
+            for arrival in waiting:
+                arrival.accepted.close()
+        self._waiting.clear()
+        self._count = 0
+
     def _take(self, account: Account, arrival: Arrival) -> Arrival:
         self._count -= 1
         if not self._waiting[account]:

@@ -433,6 +433,7 @@ class TlsServer(uvicorn.Server):
         """Stop listening, and end what is open."""
         for task in (*self._accepting, *self._handshakes):
             task.cancel()
+        self._arrivals.close()
         await super().shutdown(sockets)
 
     async def _accept(self, listener: socket.socket) -> None:

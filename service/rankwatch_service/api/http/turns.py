@@ -29,8 +29,9 @@ SWITCH_S: Final = 0.0002
 times, and would wait Python's 5 ms each time while a long request computes."""
 BUSY_S: Final = 4.0
 """An account for which this much was done lately is busy: with `USE_S`, one that has a tenth of all turns."""
-BUSY_TURNS_MAX: Final = 2
-"""Turns of all busy accounts together, so that who asks little never waits for who asks a lot."""
+BUSY_TURNS_MAX: Final = 1
+"""Turns of all busy accounts together, so that who asks little never waits for who asks a lot. One is enough to use the
+interpreter, since a turn is over while a request waits for the store."""
 LATE_MAX: Final = 2
 """Requests of an account of which one is late: each delays all others by as much as one that is worked on."""
 USE_S: Final = 10.0
