@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 import rich.text
-from typer.testing import CliRunner
 
 from rankwatch.children import python_module
 from rankwatch.follow.command import FollowedRank, FollowLoop
@@ -34,7 +33,6 @@ from rankwatch.reader import RingReader, StepEntry
 from rankwatch.terminal import json_line, printable
 from rankwatch_service import text_log
 from rankwatch_service.cli import output
-from rankwatch_service.cli.app import app
 from tests.support.ranks.recorders import Rank
 from tests.support.trainer_logs import FORMATS
 
@@ -306,7 +304,6 @@ WRITES = frozenset(
         "service/rankwatch_service/cli/__init__.py",
         "service/rankwatch_service/cli/app.py",
         "service/rankwatch_service/cli/commands/access.py",
-        "service/rankwatch_service/cli/commands/flight_recorder.py",
         "service/rankwatch_service/cli/commands/incidents.py",
         "service/rankwatch_service/cli/commands/notifications.py",
         "service/rankwatch_service/cli/commands/policy.py",
@@ -348,25 +345,6 @@ def test_tables_and_fields_are_text_and_not_markup(capsys):
     reported = capsys.readouterr().out
     assert not {"\x1b", "\x9b"} & set(reported)
     assert f"[bold]{CLEAN}" in reported
-
-
-@pytest.mark.parametrize("form", [[], ["--json"]], ids=["text", "json"])
-def test_the_name_of_an_operation_in_a_dump_is_text(tmp_path, form):
-    for rank in (0, 1):
-        entry = {
-            "collective_seq_id": 5 + rank, "process_group": ["0", "default_pg"], "profiling_name": f"nccl:{HOSTILE}",
-            "state": "scheduled", "input_sizes": [[1]], "input_dtypes": ["float"], "output_sizes": [[1]],
-            "output_dtypes": ["float"], "frames": [], "record_id": 1, "pg_id": 0, "op_id": 1, "p2p_seq_id": 0,
-            "is_p2p": False, "time_created_ns": 1, "timeout_ms": 1000, "retired": False,
-        }  # fmt: skip
-        dump = {
-            "version": "2.4", "rank": rank, "entries": [entry],
-            "pg_config": {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}},
-        }  # fmt: skip
-        (tmp_path / f"rank_{rank}.json").write_text(json.dumps(dump))
-    done = CliRunner().invoke(app, ["flight-recorder", *map(str, sorted(tmp_path.iterdir())), *form])
-    assert "owned" in done.output
-    assert not {"\x1b", "\x9b", "\x07"} & set(done.output)
 
 
 def test_only_known_files_write_to_a_terminal():

@@ -12,7 +12,6 @@ from rankwatch_service.cli.commands import (
     commands,
     database,
     directives,
-    flight_recorder,
     incidents,
     jobs,
     notifications,
@@ -69,7 +68,6 @@ app.command("alerts", rich_help_panel=WATCH)(notifications.alerts)
 app.command("precision", rich_help_panel=WATCH)(policy.precision)
 app.command("checkpoints", rich_help_panel=WATCH)(jobs.checkpoints)
 app.command("replay", rich_help_panel=WATCH)(replay.replay)
-app.command("flight-recorder", rich_help_panel=WATCH)(flight_recorder.flight_recorder)
 
 directives.add_to(app, STEER)
 app.add_typer(commands.app, name="commands", rich_help_panel=STEER)
