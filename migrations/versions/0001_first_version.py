@@ -23,7 +23,3 @@ def upgrade() -> None:
         for table, columns in COMPRESSED.items():
             for column in columns:
                 op.execute(f"ALTER TABLE {table} ALTER COLUMN {column} SET STORAGE EXTERNAL")
-
-
-def downgrade() -> None:
-    Base.metadata.drop_all(op.get_bind(), checkfirst=False)

@@ -134,7 +134,7 @@ WANDERING_SIZES = (8, 64, 256) if ALL else (8, 256)
 COMBINED = [*combined((16,))]
 SLOW = [*slow_changes((16,))]
 REPORTED_PER_CAUSE_MAX = 3.0
-"""What grows is reported again, and again when it becomes critical; `benchmarks/cascades.py` has the mean."""
+"""What grows is reported again, and again when it becomes critical."""
 
 
 @pytest.mark.parametrize("case", [*LINES, *LARGE_LINES, *DEVICE_LINES], ids=lambda case: case.name)

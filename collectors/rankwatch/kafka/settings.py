@@ -88,11 +88,6 @@ class KafkaSettings:
         """Records of the telemetry topic that could not be used, unchanged."""
         return f"{self.prefix}.dead-letters"
 
-    @property
-    def incidents_topic(self) -> str:
-        """Incidents and their transitions, keyed by job."""
-        return f"{self.prefix}.incidents"
-
 
 def from_environment(environment: Mapping[str, str], bootstrap: str = "") -> KafkaSettings | None:
     """Settings from `RANKWATCH_KAFKA…`; None if neither it nor the argument names a broker.

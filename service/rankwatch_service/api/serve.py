@@ -25,7 +25,6 @@ from rankwatch_service.api.people_process import PeopleProcess
 from rankwatch_service.certificate import LOOK_EVERY_S, ServedCertificate
 from rankwatch_service.clock import Clock, SystemClock
 from rankwatch_service.log.sql_log import SqlLog
-from rankwatch_service.notify.receivers import add_topic_receiver
 from rankwatch_service.settings import Settings
 from rankwatch_service.store.engine import open_engine
 from rankwatch_service.store.migrate import once_it_answers, upgrade
@@ -133,7 +132,6 @@ def _application(settings: Settings, engine: Engine, clock: Clock, secret_key: S
     from rankwatch_service.api.kafka_intake import KafkaIntake, ProducerCollector  # noqa: PLC0415
     from rankwatch_service.log.kafka_topics import ensure_topics_soon  # noqa: PLC0415
 
-    add_topic_receiver(engine, clock, secret_key)
     ensure_topics_soon(settings, clock)
     intake = KafkaIntake(kafka)
     app = create_app(settings, engine, intake, clock, secret_key, people)

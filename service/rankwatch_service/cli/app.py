@@ -81,7 +81,5 @@ app.add_typer(notifications.notifications, name="notifications", rich_help_panel
 app.command("login", rich_help_panel=KEEP)(access.login)
 app.add_typer(access.token, name="token", rich_help_panel=KEEP)
 app.add_typer(database.app, name="db", rich_help_panel=KEEP)
-app.command("backup", rich_help_panel=KEEP)(database.backup)
-app.command("restore", rich_help_panel=KEEP)(database.restore)
 app.command("doctor", rich_help_panel=KEEP)(doctor)
 app.command("health", rich_help_panel=KEEP)(health)

@@ -98,7 +98,7 @@ def _kafka(settings: Settings) -> KafkaSettings:
 
 
 def _topics(kafka: KafkaSettings) -> tuple[str, ...]:
-    return kafka.telemetry_topic, kafka.dead_letters_topic, kafka.incidents_topic
+    return kafka.telemetry_topic, kafka.dead_letters_topic
 
 
 def _partitions(admin: KafkaAdminClient, topic: str) -> int:

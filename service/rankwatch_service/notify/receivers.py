@@ -1,4 +1,4 @@
-"""Receivers of notifications, and silences: reads them, adds the incidents topic as a receiver, encrypts secrets.
+"""Receivers of notifications, and silences.
 
 A receiver's URL and signing secret are encrypted with the secret key of the service: the path of most chat webhooks is
 a secret too.
@@ -6,22 +6,12 @@ a secret too.
 
 from __future__ import annotations
 
-from typing import Final
+from sqlalchemy import Connection, delete, select
 
-from sqlalchemy import Connection, Engine, delete, insert, select
-
-from rankwatch_service.access.secret_key import CHECK, SecretKey
-from rankwatch_service.clock import Clock
+from rankwatch_service.access.secret_key import CHECK
 from rankwatch_service.notify.pipeline import ReceiverRoute, Silence
-from rankwatch_service.notify.receiver_types.base import new_secret
-from rankwatch_service.store import audit_trail
-from rankwatch_service.store.engine import write
 from rankwatch_service.store.models import Agent, IdempotentReply, Receiver, Setting
 from rankwatch_service.store.models import Silence as SilenceRow
-
-TOPIC_URL: Final = "kafka:"
-"""URL of the receiver that is the incidents topic, whatever the topic's name."""
-TOPIC_RECEIVER: Final = "incidents-topic"
 
 
 def receiver_routes(connection: Connection) -> tuple[ReceiverRoute, ...]:
@@ -63,30 +53,3 @@ def forget_secret_key(connection: Connection) -> list[str]:
         connection.execute(delete(table))
     connection.execute(delete(Setting).where(Setting.name == CHECK))
     return names
-
-
-def add_topic_receiver(engine: Engine, clock: Clock, secret_key: SecretKey) -> None:
-    """Add the incidents topic as a receiver, unless there is one of its name; users can disable it.
-
-    Raises:
-        StoreBusyError: the database is busy; try again.
-    """
-    topic = {
-        "name": TOPIC_RECEIVER,
-        "url": secret_key.encrypt(TOPIC_URL),
-        "kinds": [],
-        "severities": [],
-        "jobs": [],
-        "projects": [],
-        "matchers": [],
-        "after_s": 0,
-    }
-    with write(engine) as connection:
-        if connection.scalar(select(Receiver.name).where(Receiver.name == TOPIC_RECEIVER)) is not None:
-            return
-        now = clock.unix_ns()
-        # The topic needs no signature, but users may later set the URL of a webhook.
-        secret = secret_key.encrypt(new_secret())
-        row = topic | {"secret": secret, "enabled": True, "disabled_reason": "", "created_unix_ns": now}
-        connection.execute(insert(Receiver).values(**row))
-        audit_trail.append(connection, now, "api", "receiver.add", TOPIC_RECEIVER, "ok", fields={"host": TOPIC_URL})

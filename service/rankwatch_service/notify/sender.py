@@ -55,7 +55,7 @@ class SenderTable:
 
         Args:
             secret_key: of the service.
-            senders: by the scheme of the URLs that each delivers to: https, mailto, kafka.
+            senders: by the scheme of the URLs that each delivers to: https, mailto.
         """
         self._secret_key = secret_key
         self._senders = senders

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Final
 
 from rankwatch_service.access.secret_key import SecretKey, load_secret_key
-from rankwatch_service.clock import Clock, SystemClock
+from rankwatch_service.clock import SystemClock
 from rankwatch_service.notify.email_sender import EmailSender
 from rankwatch_service.notify.heartbeat import Heartbeat
 from rankwatch_service.notify.http_sender import HttpSender
@@ -60,11 +60,9 @@ async def _run(settings: Settings) -> None:
         async with (
             HttpSender(clock, settings.private_targets(), settings.public_url) as http,
             EmailSender(settings.mail_server(), clock) as email,
-            _topic(settings, clock) as topic,
         ):
             web, mail = _with_links(settings, secret_key, http), _with_links(settings, secret_key, email)
-            # The incidents topic, which many may read, gets no links.
-            senders = {"http": web, "https": web, "mailto": mail, **topic}
+            senders = {"http": web, "https": web, "mailto": mail}
             notifier = Notifier(
                 Router(engine, lease),
                 OutboxTable(engine, lease),
@@ -100,20 +98,3 @@ async def _beating(settings: Settings, heartbeat: Heartbeat) -> AsyncIterator[No
     yield
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-
-
-@asynccontextmanager
-async def _topic(settings: Settings, clock: Clock) -> AsyncIterator[Mapping[str, MessageSender]]:
-    """The sender for the incidents topic, by its scheme, if Kafka is configured."""
-    kafka = settings.kafka_settings()
-    if kafka is None:
-        yield {}
-        return
-    # Imported here because the Kafka client is an optional extra.
-    from rankwatch.kafka.producer import Producer  # noqa: PLC0415
-    from rankwatch_service.notify.incidents_topic import TopicSender  # noqa: PLC0415
-
-    producer = Producer(kafka)
-    yield {"kafka": TopicSender(producer, kafka.incidents_topic, settings.public_url, clock)}
-    # Without waiting: a message that is not acknowledged is still in the outbox.
-    await asyncio.to_thread(producer.close, 0.0)

@@ -42,27 +42,6 @@ def upgrade(engine: Engine) -> None:
         command.upgrade(config, "head")
 
 
-def downgrade(engine: Engine, revision: str) -> None:
-    """Migrate the database back to an earlier revision. Data that later revisions added is lost.
-
-    Raises:
-        SchemaError: `revision` is not earlier than the database's, or this version does not know the database's.
-    """
-    config = configuration()
-    with write(engine) as connection:
-        if engine.dialect.name == "postgresql":
-            postgres.lift_limits(connection)
-        current = MigrationContext.configure(connection).get_current_revision()
-        _refuse_newer(current, config)
-        scripts = ScriptDirectory.from_config(config).walk_revisions("base", current or "base")
-        earlier = [script.revision for script in scripts][1:]
-        if revision not in earlier:
-            known = ", ".join(reversed(earlier)) or "none"
-            raise SchemaError(f"the database is at revision {current}; it can go back to {known}, not to {revision}")
-        config.attributes["connection"] = connection
-        command.downgrade(config, revision)
-
-
 def check(engine: Engine) -> None:
     """Check that the database has exactly this version's tables.
 
@@ -100,10 +79,9 @@ def current_revision(engine: Engine) -> str | None:
 def _refuse_newer(revision: str | None, config: Config) -> None:
     known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
     if revision is not None and revision not in known:
-        head = ScriptDirectory.from_config(config).get_current_head()
         raise SchemaError(
             f"the database is at revision {revision}, which this older version does not know: install a newer version, "
-            f"or make a backup and run `rankwatch db downgrade {head}` with a newer version"
+            "or restore a backup of this one"
         )
 
 

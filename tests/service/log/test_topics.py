@@ -26,11 +26,7 @@ def test_topics_are_made_once_and_their_partitions_hold_whatever_the_settings_sa
     assert set(topic_partitions(settings).values()) == {0}
     assert ensure_topics(settings) == 5
     assert ensure_topics(settings.model_copy(update={"kafka_partitions": 7})) == 5
-    assert topic_partitions(settings) == {
-        f"{prefix}.telemetry": 5,
-        f"{prefix}.dead-letters": 1,
-        f"{prefix}.incidents": 1,
-    }
+    assert topic_partitions(settings) == {f"{prefix}.telemetry": 5, f"{prefix}.dead-letters": 1}
 
 
 @pytest.mark.ci

@@ -132,7 +132,6 @@ def test_addresses_are_tried_in_the_name_servers_order_up_to_the_bound(monkeypat
         ("http://10.0.0.1:9093/?key=secret", "http://10.0.0.1:9093/…"),
         ("https://hooks.example?key=secret", "https://hooks.example/…"),
         ("https://hooks.example/", "https://hooks.example/"),
-        ("kafka:incidents", "kafka:incidents"),
     ],
 )
 def test_a_masked_url_says_where_and_not_with_which_secret(url, shown):

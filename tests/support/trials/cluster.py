@@ -23,10 +23,9 @@ from rankwatch_service.access.grants import Scope
 from rankwatch_service.access.tokens import TokenKind, create_token
 from rankwatch_service.clock import SystemClock
 from rankwatch_service.notify.outbox import undelivered
-from rankwatch_service.notify.receivers import TOPIC_RECEIVER
 from rankwatch_service.store.engine import StoreBusyError, open_engine, read, write
 from rankwatch_service.store.migrate import upgrade
-from rankwatch_service.store.models import LogPartition, Outbox, StreamPosition
+from rankwatch_service.store.models import LogPartition, StreamPosition
 from tests.support.recordings.outcome import Outcome, outcome_of
 from tests.support.service.process import Http, Role, free_port, until
 from tests.support.trials.fleet import FleetSettings
@@ -203,28 +202,6 @@ class Cluster:
         """Messages that are still to be delivered, to whomever."""
         with read(self.engine) as connection:
             return undelivered(connection)[0]
-
-    def owed_to_the_topic(self) -> frozenset[str]:
-        """Ids of the messages for the incidents topic; none without Kafka."""
-        with read(self.engine) as connection:
-            return frozenset(connection.scalars(select(Outbox.id).where(Outbox.receiver == TOPIC_RECEIVER)))
-
-    def published(self) -> list[str]:
-        """Ids of the events in the incidents topic, in their order; none without Kafka."""
-        if self.kafka is None:
-            return []
-        consumer = KafkaConsumer(**client_options(self.kafka), auto_offset_reset="earliest")
-        place = TopicPartition(self.kafka.incidents_topic, 0)
-        try:
-            consumer.assign([place])
-            end = consumer.end_offsets([place])[place]
-            found: list[str] = []
-            while consumer.position(place) < end:
-                for messages in consumer.poll(timeout_ms=500).values():
-                    found += [dict(message.headers)["ce_id"].decode() for message in messages]
-            return found
-        finally:
-            consumer.close(autocommit=False, timeout_ms=1_000)
 
     def outcome(self) -> Outcome:
         return outcome_of(self.engine, RECEIVER)

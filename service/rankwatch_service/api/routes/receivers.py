@@ -23,7 +23,6 @@ from rankwatch_service.notify.address import AddressError, checked_url, masked_u
 from rankwatch_service.notify.receiver_types.base import ReceiverType, Target, new_secret
 from rankwatch_service.notify.receiver_types.email import address
 from rankwatch_service.notify.receiver_types.table import check_receiver
-from rankwatch_service.notify.receivers import TOPIC_URL
 from rankwatch_service.store import audit_trail
 from rankwatch_service.store.engine import read, write
 from rankwatch_service.store.models import Receiver as ReceiverRow
@@ -70,11 +69,11 @@ class ReceiverSettings(BaseModel):
     def _is_target(self) -> ReceiverSettings:
         if self.type is ReceiverType.EMAIL:
             address(self.url)
-        elif self.url != TOPIC_URL or self.type is not ReceiverType.WEBHOOK:
+        else:
             try:
                 checked_url(self.url)
             except AddressError as error:
-                raise ValueError(f"{error}, or be {TOPIC_URL}") from error
+                raise ValueError(str(error)) from error
         return self
 
     @property
@@ -189,8 +188,7 @@ def _change(
         before = Target.read(context.secret_key.decrypt(row["url"]))
         if before.type is not body.type:
             raise ProblemError(409, f"receiver {name!r} is of type {before.type}: remove it and add it anew")
-        if body.url != TOPIC_URL:
-            _check_with_secret(body.target, context.secret_key.decrypt(row["secret"]))
+        _check_with_secret(body.target, context.secret_key.decrypt(row["secret"]))
         columns = _columns(body.model_dump(mode="json")) | {
             "url": context.secret_key.encrypt(body.target.stored()),
             "disabled_reason": "" if body.enabled else "switched off",
@@ -253,12 +251,8 @@ async def _check_target(context: Context, receiver: ReceiverSettings) -> None:
     """Refuse a URL that cannot be delivered to. The notifier resolves and checks a name again at each try.
 
     Raises:
-        ProblemError: Kafka is not configured, or messages must not go to this address, or there is no mail server.
+        ProblemError: messages must not go to this address, or there is no mail server.
     """
-    if receiver.url == TOPIC_URL:
-        if not context.settings.kafka:
-            raise ProblemError(422, "this service has no incidents topic, since it runs without Kafka")
-        return
     if receiver.type is ReceiverType.EMAIL:
         if context.settings.mail_server() is None:
             raise ProblemError(422, "this service has no mail server: set RANKWATCH_SMTP_URL and RANKWATCH_SMTP_FROM")

@@ -1,4 +1,4 @@
-"""`rankwatch db`, `backup` and `restore`, and the database that commands open directly."""
+"""`rankwatch db`, and the database that commands open directly."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Final
 
 import typer
 
@@ -113,7 +113,7 @@ def _missing_file(url: str) -> str | None:
     return None if is_there else str(address.database)
 
 
-app = typer.Typer(help="Upgrade, downgrade or check the tables of the database.", no_args_is_help=True)
+app = typer.Typer(help="Upgrade or check the tables of the database.", no_args_is_help=True)
 
 
 @app.command("upgrade")
@@ -131,20 +131,6 @@ def upgrade_database(data: DATA = None, database_url: DATABASE_URL = None, kafka
     output.note(f"{engine.url.render_as_string(hide_password=True)} is up to date")
     if configured.kafka:
         _make_topics(configured)
-
-
-@app.command("downgrade")
-def downgrade_database(
-    revision: Annotated[str, typer.Argument(help="Revision of the earlier version, such as 0001.")],
-    data: DATA = None,
-    database_url: DATABASE_URL = None,
-) -> None:
-    """Downgrade the database to an earlier version's tables. Data that later versions added is dropped."""
-    from rankwatch_service.store.migrate import downgrade
-
-    with existing_database(data, database_url) as engine:
-        downgrade(engine, revision)
-        output.note(f"{engine.url.render_as_string(hide_password=True)} is at revision {revision}")
 
 
 @app.command("check")
@@ -170,52 +156,6 @@ def forget_key(data: DATA = None, database_url: DATABASE_URL = None) -> None:
         names = forget_secret_key(connection)
         audit_trail.append(connection, clock.unix_ns(), "command line", "secret_key.forget", "", "ok")
     output.note(f"the secret key is forgotten; receivers to add again: {', '.join(names) or 'none'}")
-
-
-def backup(
-    file: Annotated[Path, typer.Argument(help="File to write, such as backup.tar.gz; it must not exist.")],
-    data: DATA = None,
-    database_url: DATABASE_URL = None,
-) -> None:
-    """Back up SQLite database, tokens and secret key into one file, while the service runs. The file holds secrets."""
-    from rankwatch_service.backup import BackupError, back_up
-    from rankwatch_service.clock import SystemClock
-
-    with existing_database(data, database_url) as engine:
-        try:
-            names = back_up(_settings_in_force(data, database_url), engine, file, SystemClock())
-        except BackupError as error:
-            raise CliError(Status.FINDINGS, str(error)) from error
-    output.note(f"{file} has {', '.join(names)}; it holds secrets, so keep it as safe as the service")
-
-
-def restore(
-    file: Annotated[Path, typer.Argument(help="File that `rankwatch backup` wrote.")],
-    data: DATA = None,
-    database_url: DATABASE_URL = None,
-) -> None:
-    """Restore a backup into an empty data folder. Nothing is overwritten."""
-    from rankwatch_service.backup import BackupError
-    from rankwatch_service.backup import restore as restored
-    from rankwatch_service.clock import SystemClock
-    from rankwatch_service.settings import CONFIG_NAME
-
-    configured = configured_settings(data_dir=data, database_url=database_url)
-    try:
-        names = restored(configured, file, SystemClock())
-    except BackupError as error:
-        raise CliError(Status.FINDINGS, str(error)) from error
-    output.note(f"restored {', '.join(names)} to {configured.data_dir}")
-    if CONFIG_NAME in names:
-        output.note(f"the settings of the backup are not applied: they are in {configured.data_dir / CONFIG_NAME}")
-
-
-def _settings_in_force(data: str | None, database_url: str | None) -> Settings:
-    """The settings, with the data folder that goes with the database (`database_in_force`)."""
-    configured = configured_settings(data_dir=data, database_url=database_url)
-    folder = data_dir_in_force(configured)
-    # Anew, since other settings follow from the data folder.
-    return configured if folder == configured.data_dir else configured_settings(data_dir=folder)
 
 
 def _make_topics(configured: Settings) -> None:
