@@ -42,7 +42,6 @@ from rankwatch_detectors.base import Frame, StepKind
 from rankwatch_service.access.grants import Scope
 from rankwatch_service.access.tokens import TokenKind, create_token
 from rankwatch_service.clock import SystemClock
-from rankwatch_service.demo.servers import OWN, Backing, stand_on
 from rankwatch_service.series.writer import SeriesWriter
 from rankwatch_service.store.engine import open_engine, write
 from rankwatch_service.store.migrate import upgrade
@@ -253,7 +252,6 @@ def main() -> None:
     parser.add_argument("--every", type=float, default=15.0, help="seconds between two posts of an agent")
     parser.add_argument("--seconds", type=float, default=30.0, help="of a phase")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--postgres", action="store_true", help="on a PostgreSQL of its own, not SQLite")
     parser.add_argument("--only", default="", help=f"some of {','.join(ATTACKS)}")
     parser.add_argument("--each", action="store_true", help="one attack after the other")
     options = parser.parse_args()
@@ -261,15 +259,14 @@ def main() -> None:
     files = more_files()
     jobs = [f"honest-{number}" for number in range(-(-options.agents // JOB_AGENTS))]
     with tempfile.TemporaryDirectory(prefix="rankwatch-hostile-") as name, contextlib.ExitStack() as stack:
-        folder, backing = Path(name), Backing(database_url=OWN if options.postgres else "")
-        named = stack.enter_context(stand_on(backing, folder, {}))
-        url = named.get("RANKWATCH_DATABASE_URL", f"sqlite:///{folder / 'rankwatch.db'}")
+        folder = Path(name)
+        url = f"sqlite:///{folder / 'rankwatch.db'}"
         honest, own, incidents = store(url, jobs)
         port, pid = stack.enter_context(api_process(url, folder))
         fleet = HonestFleet(port, honest, options.agents, options.every)
         found = asyncio.run(compare(pid, fleet, HostileTarget(port, own, incidents), options))
     print(f"python benchmarks/hostile_tokens.py {' '.join(sys.argv[1:])}")
-    print(f"CPython {platform.python_version()}, {os.cpu_count()} cores, {files} open files, {backing}")
+    print(f"CPython {platform.python_version()}, {os.cpu_count()} cores, {files} open files, SQLite")
     print(f"load of the machine (1 min): {os.getloadavg()[0]:.1f}; {options.agents} agents, each posts every")
     print(f"{options.every:g} s; {options.rounds} phases of {options.seconds:g} s each, medians of them")
     print("| beside | posts | p50, ms | p99, ms | p99 / alone | refused or broken | CPU of the api, cores |")

@@ -32,7 +32,6 @@ from rankwatch_detectors.base import Frame, StepKind
 from rankwatch_service.access.grants import Scope
 from rankwatch_service.access.tokens import TokenKind, create_token
 from rankwatch_service.clock import SystemClock
-from rankwatch_service.demo.servers import Postgres, PostgresError
 from rankwatch_service.series.chunks import CHUNK_STEPS, decoded, encoded
 from rankwatch_service.series.rollups import of_chunk
 from rankwatch_service.series.rows import put, rollup_rows
@@ -40,6 +39,7 @@ from rankwatch_service.series.writer import AttemptBuffer, SeriesWriter
 from rankwatch_service.store.engine import open_engine, write
 from rankwatch_service.store.migrate import upgrade
 from rankwatch_service.store.models import Job, SeriesRollup
+from tests.support.store.postgres_server import Postgres, PostgresError
 
 METRICS = 16
 DAY_STEPS = 86_400

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from rankwatch_service.demo.servers import PostgresError, _programs
 from tests.support.agent.host import AgentProcess
 from tests.support.agent.service import AgentService
 from tests.support.kafka.broker import _kafka_node, missing
 from tests.support.ranks.recording_rank import RecordingRank
 from tests.support.recordings.outcome import Lived, live_through
 from tests.support.recordings.recording import Timed
+from tests.support.store.postgres_server import PostgresError, _programs
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -20,10 +20,10 @@ from sqlalchemy.engine import make_url
 
 from rankwatch.kafka.settings import partition_of
 from rankwatch_service.demo import processes
-from rankwatch_service.demo.servers import Postgres
 from tests.support.kafka.broker import Broker, _kafka_node, kafka_broker, missing
 from tests.support.service.process import free_port, until
 from tests.support.store.postgres import postgres_server
+from tests.support.store.postgres_server import Postgres
 from tests.support.trials.compose import Container, services
 
 pytestmark = [pytest.mark.integration, pytest.mark.ci, pytest.mark.timeout(400)]

@@ -14,7 +14,6 @@ import pytest
 
 from rankwatch_service.demo.processes import working_for
 from tests.support.service.process import until
-from tests.support.store.postgres import let_others_through
 from tests.support.trials.selection import long_trial
 
 pytestmark = [pytest.mark.integration, pytest.mark.torch, pytest.mark.slow]
@@ -49,12 +48,8 @@ def assert_nothing_is_left(folder: Path, name: str) -> None:
 
 @pytest.mark.alone
 @pytest.mark.timeout(480)
-@pytest.mark.parametrize(
-    "form", [(), pytest.param(("--kafka",), marks=long_trial)], ids=["sqlite", "kafka and postgresql"]
-)
-def test_every_fault_of_the_demo_is_found_named_told_and_mended(tmp_path: Path, form: tuple[str, ...]) -> None:
-    let_others_through(tmp_path)
-    with started(tmp_path, *form) as demo:
+def test_every_fault_of_the_demo_is_found_named_told_and_mended(tmp_path: Path) -> None:
+    with started(tmp_path) as demo:
         output = demo.communicate(timeout=450)[0]
     assert demo.returncode == 0, output
     assert list(tmp_path.iterdir()) == []

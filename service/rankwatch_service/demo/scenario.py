@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import os
 import secrets
 import shutil
 import signal
@@ -38,7 +37,6 @@ from rankwatch_service.demo.script import (
     unexpected,
     webhooks,
 )
-from rankwatch_service.demo.servers import Backing, BackingError, stand_on
 from rankwatch_service.demo.service import ServiceError, ServiceProcess, WebhookReceiver
 from rankwatch_service.demo.throttled import REPORTED_LIMIT_S, ThrottledJob
 
@@ -305,7 +303,6 @@ class DemoOptions:
     """0: any free port."""
     steps: int = STEPS
     seed: int = 1
-    backing: Backing = field(default_factory=Backing)
 
 
 def _console() -> Console:
@@ -318,8 +315,7 @@ def run(options: DemoOptions, console: Console | None = None) -> int:
     """Run the demo.
 
     Returns:
-        The exit status: 0 if every check passed, 1 if one failed, 2 if the broker or database cannot be used, 130
-        after Ctrl-C, 143 after SIGTERM.
+        The exit status: 0 if every check passed, 1 if one failed, 130 after Ctrl-C, 143 after SIGTERM.
     """
     console = console or _console()
     outcomes = [SceneResult(scene) for scene in SCENES] if options.faults else []
@@ -329,9 +325,6 @@ def run(options: DemoOptions, console: Console | None = None) -> int:
             if options.keep:
                 with suppress(KeyboardInterrupt):
                     _keep(stage, console)
-    except BackingError as error:
-        console.print(f"[bold red]{escape(str(error))}[/]")
-        return 2
     except _TerminatedError:
         return 128 + signal.SIGTERM
     except KeyboardInterrupt:
@@ -344,7 +337,6 @@ def _perform(options: DemoOptions, stage: Stage, outcomes: list[SceneResult]) ->
     with stage.view as view:
         view.headline(
             f"rankwatch demo: {WORLD_SIZE} ranks train a small GPT on Python's own documentation\n"
-            f"{options.backing}\n"
             f"dashboard: {stage.service.login_url}"
         )
         results = _train(options, stage, outcomes)
@@ -379,13 +371,10 @@ def opened_stage(options: DemoOptions, view: DemoView) -> Iterator[Stage]:
         ours = {"RANKWATCH_DIR": recorder, "RANKWATCH_SPOOL": folder / "spool"}
         ours |= {"XDG_CONFIG_HOME": folder / "config", "TMPDIR": folder}
         environment = own_environment() | {name: str(path) for name, path in ours.items()}
-        environment |= stack.enter_context(stand_on(options.backing, folder, os.environ))
         secret = "whsec_" + base64.b64encode(secrets.token_bytes(24)).decode()
         service = ServiceProcess(folder / "service", options.port, environment)
         stack.callback(service.stop)
         service.start()
-        if service.items("/api/v1/jobs"):
-            raise BackingError("the database has jobs; the demo sets its own policy and needs an empty database")
         receiver = WebhookReceiver(secret)
         stack.callback(receiver.close)
         _configure(service, receiver, secret)

@@ -55,16 +55,6 @@ def topic_partitions(settings: Settings) -> dict[str, int]:
         return {topic: _partitions(admin, topic) for topic in _topics(kafka)}
 
 
-def remove_topics(kafka: KafkaSettings) -> None:
-    """Delete our topics with all their messages; a topic that does not exist is not an error.
-
-    Raises:
-        KafkaAwayError: no broker can be reached, or it refuses.
-    """
-    with _admin(kafka) as admin:
-        admin.delete_topics([topic for topic in _topics(kafka) if _partitions(admin, topic)])
-
-
 def ensure_topics_soon(settings: Settings, clock: Clock) -> None:
     """Create the topics in a background thread as soon as a broker answers; for roles that work without Kafka."""
 

