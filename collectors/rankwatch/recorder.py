@@ -62,12 +62,14 @@ class Recorder:
     # ---- life --------------------------------------------------------------------------------------------------------
 
     @classmethod
-    def create(cls, identity: Mapping[str, Any], places: list[str], *, monotonic_ns: int, unix_ns: int) -> Recorder:
+    def create(
+        cls, identity: Mapping[str, Any], directories: list[str], *, monotonic_ns: int, unix_ns: int
+    ) -> Recorder:
         """Reserve, map and lock a new file in the first directory that accepts it; if none does, warn and be off.
 
         Args:
             identity: becomes the identity block; `job`, `launch` and `rank` also name the file.
-            places: directories, best first.
+            directories: best first.
             monotonic_ns: now, on the clock that all later times are read from.
             unix_ns: now, for display.
         """
@@ -75,12 +77,12 @@ class Recorder:
         name = f"{stem}-r{identity['rank']}-p{os.getpid()}-{monotonic_ns:x}{layout.RING_SUFFIX}"
         refusals = []
         unsafe = False
-        for place in places:
+        for directory in directories:
             try:
-                recorder = cls._create_in(place, name)
+                recorder = cls._create_in(directory, name)
             except OSError as error:
                 unsafe |= isinstance(error, UnsafeFolderError)
-                refusals.append(f"{place}: {error.strerror or error}")
+                refusals.append(f"{directory}: {error.strerror or error}")
                 continue
             break
         else:
@@ -104,11 +106,11 @@ class Recorder:
         return cls(_anonymous_mapping(), None)
 
     @classmethod
-    def _create_in(cls, place: str, name: str) -> Recorder:
-        os.makedirs(place, mode=0o700, exist_ok=True)
-        if why := others_reach(place, os.getuid()):
+    def _create_in(cls, directory: str, name: str) -> Recorder:
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+        if why := others_reach(directory, os.getuid()):
             raise UnsafeFolderError(why)
-        path = os.path.join(place, name)
+        path = os.path.join(directory, name)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             # Allocate before mapping: a store into a hole of a full tmpfs raises SIGBUS, which would end the training.
@@ -279,10 +281,10 @@ class Recorder:
         times[layout.BUSY_CPU_NS] = busy_cpu_ns
         times[layout.WAIT_NS] = wait_ns
         times[layout.QUEUED_NS] = queued_ns
-        place = layout.FIRST_PHASE_NS
+        at = layout.FIRST_PHASE_NS
         for ns in phases_ns:
-            times[place] = ns
-            place += 1
+            times[at] = ns
+            at += 1
         self._publish(scratch)
         if mask > 0xFFFF:
             self._write_pages(scratch, step, k, unix_ns, mask & ~0xFFFF)

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from rankwatch.loop.loop_exit import place
+from rankwatch.loop.loop_exit import position
 from rankwatch.reader import RingReader, ValuesEntry
 from tests.support.ranks.recorders import Model, Probe, Rank, StatefulLoader
 
@@ -96,7 +96,7 @@ def test_what_leaves_a_step_to_end_the_process_is_noted_at_once(rank, error, not
 def test_an_exception_that_this_package_raises_or_passes_on_is_placed_in_the_script(rank):
     with pytest.raises(ValueError, match="nothing to capture") as raised:
         rank.watch.capture(0)
-    where = place(raised.value.__traceback__)
+    where = position(raised.value.__traceback__)
     assert re.search(r"test_watch.py:\d+ in test_an_exception.*, in .*rankwatch/watch.py:", where)
 
 

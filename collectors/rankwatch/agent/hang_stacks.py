@@ -48,7 +48,7 @@ from rankwatch.reader import ProgressBlock
 
 DIGEST_CHARS: Final = 16
 """64 bits: two of the 131,072 places of the largest job are equal by chance once in 2 x 10^9 hangs."""
-PLACE_CHARS_MAX: Final = 240
+POSITION_CHARS_MAX: Final = 240
 """Longest text of a place; functions with longer names are cut."""
 
 _THREAD: Final = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+)\b.*$", re.MULTILINE)
@@ -90,7 +90,7 @@ class StackFrame:
 
 
 @dataclass(frozen=True, slots=True)
-class StackPlace:
+class StackPosition:
     """The position of a rank in its code."""
 
     digest: str
@@ -115,7 +115,7 @@ class StackPlace:
         return wire.OWN if os_state == "R" or wchan in OWN_WAITS else ""
 
 
-def place_of(stack: str, thread: int) -> StackPlace | None:
+def stack_position(stack: str, thread: int) -> StackPosition | None:
     """The position of a rank in its code; None if the text has no frames.
 
     Args:
@@ -131,7 +131,7 @@ def place_of(stack: str, thread: int) -> StackPlace | None:
     training = threads.pop(thread) if thread in threads else threads.popitem()[1]
     engine = sorted(map(repr, (frames for frames in threads.values() if frames and not _is_servant(frames))))
     digest = sha256("\n".join([repr(training), *engine]).encode()).hexdigest()[:DIGEST_CHARS]
-    return StackPlace(digest, _text_of(training), training)
+    return StackPosition(digest, _text_of(training), training)
 
 
 def _frames(stack: str, begin: int, end: int) -> tuple[StackFrame, ...]:
@@ -150,7 +150,7 @@ def _text_of(frames: tuple[StackFrame, ...]) -> str:
         return "no Python frame"
     own = next((frame for frame in frames if frame.is_own), frames[0])
     text = str(frames[0]) if own is frames[0] else f"{frames[0]}, from {own}"
-    return text[:PLACE_CHARS_MAX]
+    return text[:POSITION_CHARS_MAX]
 
 
 STACK_WAIT_S: Final = 2.0
@@ -238,7 +238,7 @@ class Stacks:
                 stack = _read(waiting.path, waiting.before)
                 if not stack and not waiting.fields["reason"]:
                     _explain(waiting)
-                place = place_of(stack, int(waiting.rank.identity.get("stack_thread") or 0))
+                place = stack_position(stack, int(waiting.rank.identity.get("stack_thread") or 0))
                 doing = "" if place is None else place.doing(waiting.fields["os_state"], waiting.fields["wchan"])
                 if waiting.fields["order"] == LOOK:
                     if waiting.rank.look.stands == waiting.stands:  # it has not moved meanwhile
@@ -249,7 +249,7 @@ class Stacks:
                 ready.append((waiting.attempt, event))
         return ready
 
-    def _reported(self, waiting: _Waiting, place: StackPlace | None, stack: str) -> dict[str, Any]:
+    def _reported(self, waiting: _Waiting, place: StackPosition | None, stack: str) -> dict[str, Any]:
         """The fields of a stack. Its text stands for all ranks of this host that stand at the same place."""
         if place is None:
             return {"stack": stack, "place": "", "where": ""}

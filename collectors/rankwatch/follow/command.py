@@ -236,8 +236,8 @@ class FollowLoop:
         self._paused = 0
         """Entries of the recorder at the last pause."""
         self._understood = ""
-        self._told = False
-        self._told_passed_over = False
+        self._announced = False
+        self._reported_passed_over = False
         self._complained_s: float | None = None
         self._end: End | LoggedFailure | None = None
         """How the job has ended, if the log says so and no step came after it."""
@@ -260,7 +260,7 @@ class FollowLoop:
                     changed_s = self._monotonic_s()
                 elif quiet_s >= QUIET_S:
                     entries = list(self._source.flush())
-                self._tell_passed_over()
+                self._report_passed_over()
                 self._take(entries)
                 if self._has_ended(quiet_s):
                     break
@@ -274,7 +274,7 @@ class FollowLoop:
             if self._source.passed_over.count > 1:
                 self._say(f"{self._source.passed_over.count:,} lines were passed over, since they could not be read")
             if isinstance(self._end, LoggedFailure):
-                self._tell_failure(self._end)
+                self._report_failure(self._end)
             self._watch.leave()
             self._watch.close()
         return FINDINGS if self._has_failed else SUCCESS
@@ -287,11 +287,11 @@ class FollowLoop:
             self._say(f"{self._source.path} says that its job has ended")
             return True
         if quiet_s >= max(FAILED_QUIET_S, 2 * self._rank.row_s):
-            self._tell_failure(self._end)
+            self._report_failure(self._end)
             self._end = None
         return False
 
-    def _tell_failure(self, failure: LoggedFailure) -> None:
+    def _report_failure(self, failure: LoggedFailure) -> None:
         self._say(f"{self._source.path} ends with: {failure.kind}: {failure.message}")
         self._watch.failed(failure.kind, failure.message)
         self._has_failed = True
@@ -303,7 +303,7 @@ class FollowLoop:
         for entry in entries:
             if isinstance(entry, LoggedStep):
                 self._rank.take(entry)
-                self._tell(entry)
+                self._announce(entry)
                 self._end, self._has_failed, self._complained_s = None, False, None
                 self._rows += 1
                 if self._rank.entries >= self._paused + ENTRIES_AT_ONCE:
@@ -312,7 +312,7 @@ class FollowLoop:
             elif isinstance(entry, LoggedValues):
                 self._rank.values_of_newest(entry.values)
             elif isinstance(entry, Understood):
-                if self._told and entry.text != self._understood:
+                if self._announced and entry.text != self._understood:
                     self._say(f"lines of {self._source.path} are now read otherwise: {entry.text}")
                 self._understood = entry.text
             elif isinstance(entry, NotUnderstood):
@@ -326,7 +326,7 @@ class FollowLoop:
     def _complain(self, entry: NotUnderstood) -> None:
         """Say that no step is found, once in a while."""
         now_s = self._monotonic_s()
-        if self._told or (self._complained_s is not None and now_s - self._complained_s < COMPLAIN_EVERY_S):
+        if self._announced or (self._complained_s is not None and now_s - self._complained_s < COMPLAIN_EVERY_S):
             return
         self._complained_s = now_s
         self._rank.not_understood()
@@ -337,17 +337,17 @@ class FollowLoop:
         for line in entry.lines:
             self._say(f"  {line}")
 
-    def _tell_passed_over(self) -> None:
+    def _report_passed_over(self) -> None:
         passed_over = self._source.passed_over
-        if passed_over.count and not self._told_passed_over:
-            self._told_passed_over = True
+        if passed_over.count and not self._reported_passed_over:
+            self._reported_passed_over = True
             self._say(
                 f"a line of {self._source.path} cannot be read ({passed_over.first}); it is passed over, and others too"
             )
 
-    def _tell(self, row: LoggedStep) -> None:
-        if not self._told:
-            self._told = True
+    def _announce(self, row: LoggedStep) -> None:
+        if not self._announced:
+            self._announced = True
             self._say(
                 f"following {self._source.path} as job {self._watch.identity.job!r} from step {row.step}: "
                 f"{self._understood}"

@@ -146,7 +146,7 @@ class LogReader:
         """Since the newest row."""
         self._losses = 0
         self._rows = 0
-        self._places = _Places()
+        self._positions = _Positions()
         self._time: float | None = None
         """The newest one since the newest row."""
         self._epoch: float | None = None
@@ -158,21 +158,21 @@ class LogReader:
 
     def quick(self, text: str) -> Sequence[Entry] | None:
         """The entries of a line like those before it, or of one that says nothing; None of others, for `take`."""
-        is_told = self._lines % UNREAD_LINES == UNREAD_LINES - 1
+        is_due = self._lines % UNREAD_LINES == UNREAD_LINES - 1
         for at, template in enumerate(self._templates):
             reading = template.read(text)
             if reading is not None:
                 if not reading.is_row:
-                    if is_told:
+                    if is_due:
                         return None
                     self._unread.append(text)
                     self._lines += 1
                 if at:
                     self._templates.insert(0, self._templates.pop(at))
                 return self._follow(reading)
-        return None if is_told or not self._checked or self._may_tell(text) else ()
+        return None if is_due or not self._checked or self._is_notable(text) else ()
 
-    def _may_tell(self, text: str) -> bool:
+    def _is_notable(self, text: str) -> bool:
         """Whether `take` has to read a line that no template fits; other lines are counted here."""
         if len(text) > QUICK_CHARACTERS_MAX or any(word in text for word in _NOTABLE):
             return True
@@ -228,7 +228,7 @@ class LogReader:
             self._pass_over()
             return
         self._lines += 1
-        is_told = self._lines % UNREAD_LINES == 0
+        is_due = self._lines % UNREAD_LINES == 0
         if line.fields:
             self._kept.append(line)
         if self._format is None:
@@ -236,13 +236,13 @@ class LogReader:
             if (
                 (line.fields and (self._losses == ENOUGH_LOSSES or (self._is_table and _is_sure(line))))
                 or (self._lines >= ENOUGH_LINES and (not line.fields or self._lines % 4 == 0))
-                or is_told
+                or is_due
             ):
                 yield from self._understand()
-            if is_told and self._format is None:
+            if is_due and self._format is None:
                 yield NotUnderstood(self._likely())
             return
-        if is_told:
+        if is_due:
             yield NotUnderstood(self._likely())
         if not line.fields:
             return
@@ -378,12 +378,12 @@ class LogReader:
             if not 0 <= reading.step < STEP_MAX:
                 raise ValueError(f"no number of a step: {reading.step:g}")
             total = reading.total if reading.total is not None and 0 < reading.total < STEP_MAX else None
-            self._places.move(reading.step, total, self._epoch, found)
+            self._positions.move(reading.step, total, self._epoch, found)
         if reading.time is not None:
             self._time = reading.time
         if not reading.is_row:
             return [LoggedValues(reading.values)] if reading.values else ()
-        return self._row(reading, found) if found.step is None or self._places.is_known else ()
+        return self._row(reading, found) if found.step is None or self._positions.is_known else ()
 
     def _is_usual(self, fields: Mapping[str, Field], found: Format) -> bool:
         """Whether a line without a loss is one of those that have one otherwise."""
@@ -395,7 +395,7 @@ class LogReader:
     def _row(self, reading: LineReading, found: Format) -> Sequence[Entry]:
         self._rows, self._lines, self._others = self._rows + 1, 0, 0
         self._unread.clear()
-        step = self._places.step(found)
+        step = self._positions.step(found)
         if not 0 <= step < STEP_MAX:
             raise ValueError(f"no number of a step: {step:g}")
         values = reading.values
@@ -429,7 +429,7 @@ class LogReader:
         )
 
 
-class _Places:
+class _Positions:
     """Steps of the whole job, from what is counted anew in each epoch."""
 
     def __init__(self) -> None:

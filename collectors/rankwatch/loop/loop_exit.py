@@ -30,7 +30,7 @@ _LIBRARIES: Final = ("<", os.path.dirname(os.__file__), os.path.dirname(layout._
 
 def described(error: BaseException, trace: TracebackType | None) -> dict[str, Any]:
     """Type, message, place and, as far as it follows from these, exit code."""
-    fields: dict[str, Any] = {"type": type(error).__name__, "message": _message(error), "where": place(trace)}
+    fields: dict[str, Any] = {"type": type(error).__name__, "message": _message(error), "where": position(trace)}
     if not isinstance(error, KeyboardInterrupt):
         fields["code"] = _code(error) if isinstance(error, SystemExit) else 1
     # An exception raised while an interruption is handled is a consequence of it: `except KeyboardInterrupt:
@@ -50,18 +50,18 @@ def _message(error: BaseException) -> str:
     return f"{last.partition(': ')[2] or last} ({caught.rstrip('.')})"
 
 
-def place(trace: TracebackType | None) -> str:
+def position(trace: TracebackType | None) -> str:
     """The last place in the program's own code, and the place in a library that raised, if any; "" if unknown."""
-    places: list[tuple[str, int, str]] = []
+    positions: list[tuple[str, int, str]] = []
     while trace is not None:
         code = trace.tb_frame.f_code
-        places.append((code.co_filename, trace.tb_lineno, code.co_name))
+        positions.append((code.co_filename, trace.tb_lineno, code.co_name))
         trace = trace.tb_next
-    if not places:
+    if not positions:
         return ""
-    own = next((one for one in reversed(places) if not _is_library(one[0])), places[-1])
+    own = next((one for one in reversed(positions) if not _is_library(one[0])), positions[-1])
     text = _written(*own)
-    return text if own == places[-1] else f"{text}, in {_written(*places[-1])}"[:_WHERE_CHARACTERS_MAX]
+    return text if own == positions[-1] else f"{text}, in {_written(*positions[-1])}"[:_WHERE_CHARACTERS_MAX]
 
 
 def breaking(frame: FrameType | None) -> dict[str, Any]:

@@ -24,7 +24,7 @@ HUGGING_FACE: Final = "rankwatch.integrations.hf"
 
 def optimizer_steps() -> OptimizerSteps:
     """The boundaries of this process's steps; whoever calls this has placed hooks that call `before` and `after`."""
-    return OptimizerSteps(started, hooks=False, begun=tell)
+    return OptimizerSteps(started, hooks=False, begun=announce)
 
 
 def watch_trainer(trainer: Any) -> None:
@@ -51,7 +51,7 @@ def _is_rank() -> bool:
     return True
 
 
-def tell(watch: Watch, optimizer: torch.optim.Optimizer, models: Sequence[torch.nn.Module]) -> None:
+def announce(watch: Watch, optimizer: torch.optim.Optimizer, models: Sequence[torch.nn.Module]) -> None:
     """Say in the output of rank 0 how its steps are counted."""
     if watch.identity.rank:
         return

@@ -76,8 +76,8 @@ class LateValues:
         words += [torch.as_tensor(value).reshape(()).to(torch.int64) for value in ints.values()]
         if (not words and spans is NO_SPANS) or self._captured(len(words)):
             return
-        place = self._next % ROWS
-        late = self._rows.pop(place, None)
+        slot = self._next % ROWS
+        late = self._rows.pop(slot, None)
         if late is not None:
             self._dropped(late.size)
             self._free(late)
@@ -85,11 +85,11 @@ class LateValues:
         if kept:
             home = next((word.device for word in kept if word.device.type != "cpu"), kept[0].device)
             stacked = torch.stack([word.to(home, non_blocking=True) for word in kept])
-            self._memory[place, : len(kept)].copy_(stacked, non_blocking=True)
+            self._memory[slot, : len(kept)].copy_(stacked, non_blocking=True)
         if len(words) > WORDS_MAX:
             self._dropped(len(words) - WORDS_MAX)
         names = (*floats, *ints)[:WORDS_MAX]
-        self._rows[place] = _Row(step, k, names[: len(floats)], names[len(floats) :], spans, self._device.now())
+        self._rows[slot] = _Row(step, k, names[: len(floats)], names[len(floats) :], spans, self._device.now())
         self._next += 1
 
     def collect(self) -> None:

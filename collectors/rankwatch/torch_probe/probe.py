@@ -333,7 +333,7 @@ class TorchProbe:
             if self._phases is not None:
                 self._phases.leave("optimizer")
             share.ends()
-            share.place = self._made
+            share.position = self._made
             self._made += 1
             self._updates.ends()
         except Exception as error:  # noqa: BLE001 -- the same
@@ -387,7 +387,7 @@ class TorchProbe:
         self._marks.reset()
         for place, share in enumerate(self._shares):
             share.clear()
-            share.place = len(self._shares) + place  # after those that made an update
+            share.position = len(self._shares) + place  # after those that made an update
 
     def _failed(self, error: Exception) -> None:
         """Count an error of the probe, and log the first; none may end a user's forward, backward or step."""

@@ -56,9 +56,9 @@ _EXCUSED: Final = "excused"
 """Internal value of a step: the loss scaler skipped the update, and the scale may be the reason."""
 _UNSEEN: Final = "unseen"
 """Internal value of a step: no update was ever made, so a loss scaler may have skipped this one."""
-PLACE: Final = "place"
+POSITION: Final = "position"
 """Internal value of a step: index of this update among the step's updates, from 0."""
-SHARED: Final = (*_NORMS, "loss_scale", "nonfinite", "nonfinite_first", _EXCUSED, _UNSEEN, PLACE)
+SHARED: Final = (*_NORMS, "loss_scale", "nonfinite", "nonfinite_first", _EXCUSED, _UNSEEN, POSITION)
 """Names of the values that each optimizer has."""
 OF: Final = "\0"
 """Separates a value's name from the number of its optimizer; occurs in no metric's name."""
@@ -123,7 +123,7 @@ class Share:
         self.now = Measures()
         self.in_closure = False
         """The optimizer computes its gradients itself, by a closure."""
-        self.place = 0
+        self.position = 0
         """Index of its newest update among the step's updates, from 0."""
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self.rate: float | None = None
@@ -273,7 +273,7 @@ def measured(shares: Sequence[Share], logged_norm: Scalar | None) -> tuple[dict[
             for name in TOTALS:
                 own_floats.pop(name, None)
         if len(shares) > 1:
-            own_ints[PLACE] = share.place
+            own_ints[POSITION] = share.position
         if number:
             own_floats = {f"{name}{OF}{number}": value for name, value in own_floats.items()}
             own_ints = {f"{name}{OF}{number}": value for name, value in own_ints.items()}
@@ -315,7 +315,7 @@ def _together(shares: Sequence[tuple[dict[str, float], dict[str, int]]]) -> tupl
     """
     floats, ints = dict[str, float](), dict[str, int]()
     corrupted = False
-    for one_floats, one_ints in sorted(shares, key=lambda share: share[1].pop(PLACE)):
+    for one_floats, one_ints in sorted(shares, key=lambda share: share[1].pop(POSITION)):
         if corrupted and one_ints.get("nonfinite"):
             one_ints |= {"nonfinite": 0}
         corrupted |= bool(one_ints.get("nonfinite")) or not _is_finite(one_floats)

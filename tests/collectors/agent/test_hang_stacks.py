@@ -27,11 +27,11 @@ from rankwatch.agent import hang_stacks
 from rankwatch.agent.clock import HostClock
 from rankwatch.agent.hang_stacks import (
     NATIVE_STACKS_MAX,
-    PLACE_CHARS_MAX,
+    POSITION_CHARS_MAX,
     NativeStacks,
     StackedRank,
-    StackPlace,
-    place_of,
+    StackPosition,
+    stack_position,
 )
 from rankwatch.agent.processes import read_stat
 from rankwatch.agent.ranks import LocalRanks
@@ -52,16 +52,16 @@ LOGGER = """Thread 0x00007f0000000020 (most recent call first):
 """
 
 
-def place(stack: str, thread: int = 0x7F0000000010) -> StackPlace:
-    return place_of(stack, thread)
+def position(stack: str, thread: int = 0x7F0000000010) -> StackPosition:
+    return stack_position(stack, thread)
 
 
 def test_the_place_is_reported_by_the_innermost_frame_and_that_of_the_jobs_own_code() -> None:
-    assert place(TRAINING).text == "all_reduce (distributed_c10d.py:2810), from train (train.py:41)"
+    assert position(TRAINING).text == "all_reduce (distributed_c10d.py:2810), from train (train.py:41)"
     own = TRAINING.replace("/usr/lib/python3.11/site-packages/torch", "/home/me")
-    assert place(own).text == "all_reduce (distributed_c10d.py:2810)"
-    assert place(own.replace("in all_reduce", "in " + "x" * 500)).text[-1] == "x"
-    assert len(place(own.replace("in all_reduce", "in " + "x" * 500)).text) == PLACE_CHARS_MAX
+    assert position(own).text == "all_reduce (distributed_c10d.py:2810)"
+    assert position(own.replace("in all_reduce", "in " + "x" * 500)).text[-1] == "x"
+    assert len(position(own.replace("in all_reduce", "in " + "x" * 500)).text) == POSITION_CHARS_MAX
 
 
 @pytest.mark.parametrize(
@@ -75,13 +75,13 @@ def test_the_place_is_reported_by_the_innermost_frame_and_that_of_the_jobs_own_c
 )
 def test_addresses_and_threads_that_serve_make_no_difference(same: str) -> None:
     number = int(re.findall(r"0x(\w+)", same)[-1], 16)
-    assert place(same, number) == place(TRAINING)
+    assert position(same, number) == position(TRAINING)
 
 
 def test_a_thread_of_python_counts_if_it_is_the_one_that_trains() -> None:
     idle = TRAINING.replace("Current thread", "Thread")
-    assert place(LOGGER + idle, 0x7F0000000020).text == "get (queue.py:171)"
-    assert place(LOGGER + idle, 1).text == place(TRAINING).text, "else the oldest thread, which is listed last"
+    assert position(LOGGER + idle, 0x7F0000000020).text == "get (queue.py:171)"
+    assert position(LOGGER + idle, 1).text == position(TRAINING).text, "else the oldest thread, which is listed last"
 
 
 def in_script(*calls: str) -> str:
@@ -117,7 +117,7 @@ AT_EXIT = TRAINING[: TRAINING.index("\n") + 1] + '  File "/site-packages/tracker
     ],
 )
 def test_a_stack_and_the_kernel_say_what_a_rank_does(stack: str, os_state: str, wchan: str, doing: str) -> None:
-    assert place(stack).doing(os_state, wchan) == doing
+    assert position(stack).doing(os_state, wchan) == doing
 
 
 def test_a_rank_that_stands_still_is_looked_at_and_one_that_moves_is_not(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_the_file_of_stacks_does_not_grow_for_ever(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.parametrize("text", ["", "no stack\n", "Thread 0x10 (most recent call first):\n  <no Python frame>\n"])
 def test_a_text_without_frames_is_no_place(text: str) -> None:
-    assert place_of(text, 0x10) is None
+    assert stack_position(text, 0x10) is None
 
 
 def test_what_this_python_writes_is_understood() -> None:
@@ -183,8 +183,8 @@ def test_what_this_python_writes_is_understood() -> None:
     over.set()
     thread.join()
     here = threading.get_ident()
-    assert place(text, here).text.startswith("test_what_this_python_writes_is_understood (test_hang_stacks.py:")
-    assert "from wait (test_hang_stacks.py:" in place(text, thread.ident or 0).text
+    assert position(text, here).text.startswith("test_what_this_python_writes_is_understood (test_hang_stacks.py:")
+    assert "from wait (test_hang_stacks.py:" in position(text, thread.ident or 0).text
 
 
 def stopped(pid: int) -> bool:

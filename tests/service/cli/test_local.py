@@ -80,7 +80,6 @@ def test_commands_find_the_service_with_its_own_folder_and_port(up: Role, user: 
         ("token", "revoke", "x"),
         ("token", "job", "gpt", "--file", "file"),
         ("db", "check"),
-        ("db", "downgrade", "0001"),
     ],
 )
 def test_a_command_never_makes_a_database(user: Path, arguments: tuple[str, ...]) -> None:

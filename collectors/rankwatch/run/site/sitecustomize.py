@@ -53,7 +53,7 @@ class Optimizers:
     def __init__(self) -> None:
         self.steps: Any = None
 
-    def place(self) -> None:
+    def install(self) -> None:
         """Torch was imported: place the hooks. Not within one, where their dictionary must not change."""
         try:
             from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -61,7 +61,7 @@ class Optimizers:
             register_optimizer_step_pre_hook(self.before)
             register_optimizer_step_post_hook(self.after)
         except Exception as error:
-            tell(error)
+            report(error)
 
     def before(self, optimizer: "Any", args: "Any", kwargs: "Any") -> None:
         """An optimizer is about to step."""
@@ -82,14 +82,14 @@ class Optimizers:
 
             return optimizer_steps()
         except Exception as error:
-            tell(error)
+            report(error)
             return NoHooks()
 
 
 class Trainers:
     """Trainers of transformers, which rankwatch knows better than by their optimizers."""
 
-    def place(self) -> None:
+    def install(self) -> None:
         """The module of the Trainer was imported: wrap its `train`."""
         try:
             from transformers.trainer import Trainer
@@ -104,7 +104,7 @@ class Trainers:
 
             Trainer.train = watched  # type: ignore[assignment, method-assign]
         except Exception as error:
-            tell(error)
+            report(error)
 
     def watch(self, trainer: "Any") -> None:
         """Watch a Trainer that is about to train, once in this process; else its optimizer is watched."""
@@ -113,7 +113,7 @@ class Trainers:
 
             watch_trainer(trainer)
         except Exception as error:
-            tell(error)
+            report(error)
         os.environ.pop(VARIABLE, None)
 
 
@@ -126,7 +126,7 @@ class NoHooks:
     after = before
 
 
-def tell(error: Exception) -> None:
+def report(error: Exception) -> None:
     """Say why this process is not watched."""
     try:
         sys.stderr.write(f"rankwatch: this process is not watched: {error!r} (Python is {sys.executable})\n")
@@ -137,7 +137,7 @@ def tell(error: Exception) -> None:
 def run_the_next_one() -> None:
     """Run the sitecustomize that Python would have found without this one."""
     here = os.path.dirname(os.path.abspath(__file__))
-    places = [place for place in sys.path if os.path.abspath(place) != here]
+    places = [entry for entry in sys.path if os.path.abspath(entry) != here]
     # Asking the finders costs nothing; importlib's own modules would take 5 ms of each process's start.
     specs = (finder.find_spec(__name__, places) for finder in sys.meta_path)
     spec = next((found for found in specs if found is not None and found.loader is not None), None)
@@ -149,6 +149,6 @@ def run_the_next_one() -> None:
 
 
 if os.environ.get(VARIABLE):
-    sys.meta_path.insert(0, AfterImport("torch", Optimizers().place))
-    sys.meta_path.insert(0, AfterImport("transformers.trainer", Trainers().place))
+    sys.meta_path.insert(0, AfterImport("torch", Optimizers().install))
+    sys.meta_path.insert(0, AfterImport("transformers.trainer", Trainers().install))
 run_the_next_one()
