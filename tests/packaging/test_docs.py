@@ -54,7 +54,7 @@ OUTSIDE = {
 """Options of other programs."""
 NAMES_OUTSIDE = {
     *("loss_cls", "val_loss"),
-    *("limit_conn", "pg_dump", "pg_restore", "sqlite3", "rankwatch.toml", "Secure"),
+    *("limit_conn", "pg_dump", "pg_restore", "sqlite3", "torchfrtrace", "rankwatch.toml", "Secure"),
     *("alert_relabel_configs", "http_headers", "path_prefix"),
     *("logging_nan_inf_filter", "save_top_k", "save_total_limit", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"),
 }
