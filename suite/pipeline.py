@@ -20,6 +20,10 @@ class RecordingDetector:
         self.name, self.version = detector.name, detector.version
         self._detector, self._findings = detector, findings
 
+    @property
+    def reads(self) -> frozenset[type[Observation]]:
+        return self._detector.reads
+
     def observe(self, observation: Observation) -> Sequence[Finding]:
         found = self._detector.observe(observation)
         self._findings += [finding for finding in found if finding.change is not Change.CLOSE]

@@ -87,7 +87,7 @@ def crowded_job(seconds: float = CROWDED_S) -> bool:
             [CatalogueConfig()],
             job="crowded",
             until_step=None,
-            progress=lambda _done, _total: None,
+            progress=lambda _done, _steps: None,
         )
     (incidents,) = outcome.incidents
     for incident in incidents:

@@ -2,9 +2,9 @@
 
 A detector is a pure, deterministic function of its observations, in their order: `AttemptStart` when an attempt begins
 or its topology changes, `Frame` when all ranks' values of one step are complete (or late), `Occurrence` for single
-events, `Tick` about once a second with the ranks' `Presence`. It reads no clock, does no I/O, and its memory is
-constant in steps and linear in ranks. It scores, then decides, then learns: its baseline never learns from what it
-considers abnormal.
+events, `Tick` about once a second with the ranks' `Presence`. It is given those that it `reads`. It looks at no clock,
+does no I/O, and its memory is constant in steps and linear in ranks. It scores, then decides, then learns: its
+baseline never learns from what it considers abnormal.
 """
 
 from __future__ import annotations
@@ -291,6 +291,7 @@ SERVICE_KINDS: Final = frozenset({"order", "gap", "accepted", "limit", "forged",
 """Kinds of occurrences that the service alone reports. An agent's event of such a kind is not one."""
 
 Observation = AttemptStart | DeviceCounters | Frame | Occurrence | Tick
+OBSERVATIONS: Final[frozenset[type[Observation]]] = frozenset({AttemptStart, DeviceCounters, Frame, Occurrence, Tick})
 
 
 class Change(StrEnum):
@@ -337,6 +338,11 @@ class Detector(Protocol):
     name: str
     version: int
     """Raised when the same observations may give other findings or the snapshot's shape changes."""
+
+    @property
+    def reads(self) -> frozenset[type[Observation]]:
+        """The types of observations that can change its judgement in this attempt; it need not be given others."""
+        ...
 
     def observe(self, observation: Observation) -> Sequence[Finding]:
         """Process the next observation; return what changed in this detector's judgement (mostly nothing)."""

@@ -6,8 +6,9 @@ attempt are ignored.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import numpy as np
 
@@ -33,8 +34,17 @@ OTHER_CLOCK = "Ranks now report devices, so CPU time is no longer evaluated."
 OWN_PACE = "Ranks go at their own pace: they are not compared."
 
 
+STARTS: Final[frozenset[type[Observation]]] = frozenset({AttemptStart})
+"""What a detector reads that has nothing to judge in an attempt."""
+ROWS: Final[frozenset[type[Observation]]] = frozenset({Frame, Tick})
+"""What says how ranks compare."""
+
+
 class DispatchingDetector(Stateful):
-    """Base of the detectors. Subclasses set `kind`, `name`, `version` and override the `_on_...` methods they need."""
+    """Base of the detectors. Subclasses set `kind`, `name`, `version` and override the `_on_...` methods they need.
+
+    `reads` says which they override, so a detector's `now_s` stands still while nothing comes that it reads.
+    """
 
     kind: Kind
     name: str
@@ -54,6 +64,22 @@ class DispatchingDetector(Stateful):
     """The detector judges each rank's row by itself, so unless ranks are in lockstep it takes late rows too. `lockstep`
     is then part of its state."""
 
+    _handled: ClassVar[frozenset[type[Observation]]] = frozenset()
+    """The types of observations that it has a method for."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        base, methods = DispatchingDetector, set[type[Observation]]()
+        if cls._on_frame is not base._on_frame:
+            methods.add(Frame)
+        if cls._on_tick is not base._on_tick:
+            methods.add(Tick)
+        if cls._on_occurrence is not base._on_occurrence:
+            methods.add(Occurrence)
+        if cls._on_counters is not base._on_counters:
+            methods.add(DeviceCounters)
+        cls._handled = STARTS | methods
+
     def __init__(self) -> None:
         self.lockstep = True
         self.attempt = ""
@@ -65,6 +91,11 @@ class DispatchingDetector(Stateful):
         """Copy from `before`, a detector of the same kind, only what it has learned of the job for good."""
         for name in self.LEARNED_FOR_GOOD:
             setattr(self, name, getattr(before, name))
+
+    @property
+    def reads(self) -> frozenset[type[Observation]]:
+        """The types of observations that can change its judgement in this attempt."""
+        return self._handled - ROWS if self.COMPARES_RANKS and not self.lockstep else self._handled
 
     def observe(self, observation: Observation) -> Sequence[Finding]:
         """Process the next observation; return what changed in this detector's judgement."""
@@ -162,10 +193,20 @@ def typical(frame: Frame, name: str) -> float | None:
         return None
     key, computed = f"typical {name}", frame.computed
     if key not in computed:
-        found = finite(frame, name)
-        computed[key] = None if found is None else median(found[0] if everyone(found[1]) else found[0][found[1]])
+        computed[key] = _only(frame, name) if frame.ranks == 1 else _middle(frame, name)
     middle: float | None = computed[key]
     return middle
+
+
+def _only(frame: Frame, name: str) -> float | None:
+    """The value of a single rank."""
+    value, present = frame.values[name].item(0), frame.present.get(name)
+    return value if present is not None and present.item(0) and math.isfinite(value) else None
+
+
+def _middle(frame: Frame, name: str) -> float | None:
+    found = finite(frame, name)
+    return None if found is None else median(found[0] if everyone(found[1]) else found[0][found[1]])
 
 
 def _finite(frame: Frame, name: str) -> tuple[Floats, Bools] | None:

@@ -20,7 +20,7 @@ from rankwatch_detectors.dispatch import DispatchingDetector, typical
 from rankwatch_detectors.episodes import plain
 from rankwatch_detectors.scope import IncidentScope
 from rankwatch_detectors.state import Stateful
-from rankwatch_detectors.statistics.shift import ShiftBank
+from rankwatch_detectors.statistics.shift import TestedLevels
 
 
 class Statistic(StrEnum):
@@ -80,7 +80,7 @@ class Suspicion(NamedTuple):
     suspect: Suspect
 
 
-def least_shift(bank: ShiftBank, sigma: float, threshold: float, rows: float) -> float | None:
+def least_shift(bank: TestedLevels, sigma: float, threshold: float, rows: float) -> float | None:
     """The smallest constant shift whose expected evidence reaches the threshold in this many rows.
 
     A row that is shifted by s adds L (s - L / 2) / sigma² to the evidence of level L, with s cut at the
@@ -286,13 +286,19 @@ class FrameCounts(Stateful):
         self.attempt = ""
         self._counts: dict[str, int] = {}
 
-    def after(self, frame: Frame) -> FrameCounts:
-        """The counts with one more frame; these stay as they are."""
+    def copy(self) -> FrameCounts:
+        """The same counts, which go on apart."""
         counted = FrameCounts()
-        counted.attempt = frame.attempt
-        counted._counts = counts = dict(self._counts) if frame.attempt == self.attempt else {}
+        counted.attempt, counted._counts = self.attempt, dict(self._counts)
+        return counted
+
+    def add(self, frame: Frame) -> None:
+        """Count one more frame."""
+        if frame.attempt != self.attempt:
+            self.attempt, self._counts = frame.attempt, {}
         if frame.awaits_times:
-            return counted
+            return
+        counts = self._counts
         what = LATE if frame.late else frame.kind.value
         if frame.family != "values":
             counts[what] = counts.get(what, 0) + 1
@@ -301,7 +307,6 @@ class FrameCounts(Stateful):
                 if metric in frame.values:
                     key = metric if typical(frame, metric) is not None else NOT_FINITE[metric]
                     counts[key] = counts.get(key, 0) + 1
-        return counted
 
     def __getitem__(self, what: str) -> int:
         return self._counts.get(what, 0)
@@ -379,34 +384,43 @@ class StatisticHistories(Stateful):
         self.counts = FrameCounts()
         self._histories: dict[str, Points] = {}
         """By detector."""
+        self._before = self.counts
+        """The counts before the newest frames ..."""
+        self._newest: list[Frame] = []
+        """... and these."""
 
-    def count(self, observations: Sequence[Observation]) -> list[FrameCounts]:
-        """Count the frames that detectors are given next; returns the counts as of each observation."""
-        counts = []
-        for one in observations:
-            if isinstance(one, Frame):
-                if one.attempt != self.counts.attempt:
-                    self._histories = {}
-                self.counts = self.counts.after(one)
-            counts.append(self.counts)
+    def count(self, observations: Sequence[Observation]) -> None:
+        """Count the frames that detectors are given next."""
+        self._before, self._newest = self.counts.copy(), [one for one in observations if isinstance(one, Frame)]
+        for frame in self._newest:
+            if frame.attempt != self.counts.attempt:
+                self._histories = {}
+            self.counts.add(frame)
+
+    def _as_of(self, frame: Frame) -> FrameCounts:
+        """The counts up to one of the newest frames."""
+        counts = self._before.copy()
+        for one in self._newest:
+            counts.add(one)
+            if one is frame:
+                break
         return counts
 
-    def add(
-        self, detector: ExplainedDetector, frame: Frame, findings: Sequence[Finding], counts: FrameCounts
-    ) -> list[dict[str, Any]]:
+    def add(self, detector: ExplainedDetector, frame: Frame, findings: Sequence[Finding]) -> list[dict[str, Any]]:
         """Add a frame that a detector has just processed.
 
         Args:
             detector: the detector; it has not been given the next frame yet.
             frame: the frame.
             findings: what the detector found in it.
-            counts: the frames as of this one.
 
         Returns:
             Explanations of what it opened.
         """
-        opened = [finding for finding in findings if finding.change is Change.OPEN] if findings else ()
-        reported = [why for finding in opened if (why := self._why(detector, finding, counts)) is not None]
+        reported = list[dict[str, Any]]()
+        for finding in findings:
+            if finding.change is Change.OPEN and (why := self._why(detector, finding, frame)) is not None:
+                reported.append(why)
         if frame.kind is StepKind.TRAIN and not frame.late:
             suspects = detector.suspects(frame)
             if suspects:
@@ -417,7 +431,7 @@ class StatisticHistories(Stateful):
         """Drop the histories of a detector."""
         self._histories.pop(detector, None)
 
-    def _why(self, detector: ExplainedDetector, finding: Finding, counts: FrameCounts) -> dict[str, Any] | None:
+    def _why(self, detector: ExplainedDetector, finding: Finding, frame: Frame) -> dict[str, Any] | None:
         crossed = detector.crossed(finding)
         if crossed is None:
             return None
@@ -425,7 +439,7 @@ class StatisticHistories(Stateful):
         at = (finding.detected_step or 0, finding.detected_time_s)
         before = known or [_point(one.suspect, one.step, one.time_s) for one in detector.before(crossed, *at)]
         points = [*before, _point(crossed, *at)]
-        return explanation(finding, crossed, points, detector.rows(counts), detector.needed)
+        return explanation(finding, crossed, points, detector.rows(self._as_of(frame)), detector.needed)
 
 
 def _follow(histories: Points, suspects: Sequence[Suspect], frame: Frame) -> None:

@@ -25,11 +25,12 @@ from rankwatch_detectors.base import (
     Frame,
     Ints,
     Kind,
+    Observation,
     Occurrence,
     Severity,
     Topology,
 )
-from rankwatch_detectors.dispatch import DispatchingDetector, finite, typical
+from rankwatch_detectors.dispatch import STARTS, DispatchingDetector, finite, typical
 from rankwatch_detectors.metric_rule import RULES_PER_JOB_MAX, Condition, Direction, MetricRule
 from rankwatch_detectors.metrics import column_words
 from rankwatch_detectors.scope import IncidentScope
@@ -422,6 +423,11 @@ class MetricDetector(DispatchingDetector):
             if watch is not before.get(name):
                 watch.begin(start.topology, fresh=True)
         return findings
+
+    @property
+    def reads(self) -> frozenset[type[Observation]]:
+        """Without a rule there is nothing to judge."""
+        return super().reads if self._watches else STARTS
 
     def _on_frame(self, frame: Frame) -> Sequence[Finding]:
         return [

@@ -331,6 +331,16 @@ def test_detectors_restored_from_bytes_any_number_of_times_go_on_as_if_nothing_h
     assert saved(bank) == saved(whole)
 
 
+@settings(max_examples=trials(4, 10), phases=DRAWN, deadline=None)
+@given(job=jobs())
+def test_what_a_detector_does_not_read_changes_nothing(job: Job) -> None:
+    observations = list(generate(job))
+    for name, all_of, read in zip(NAMES, detectors(), detectors(), strict=True):
+        for number, observation in enumerate(observations):
+            wanted = list(read.observe(observation)) if type(observation) in read.reads else []
+            assert list(all_of.observe(observation)) == wanted, (name, number)
+
+
 def test_a_snapshot_holds_nothing_but_plain_types_and_arrays(observations: list[Observation]) -> None:
     def plain(value: Any) -> None:
         if isinstance(value, dict):

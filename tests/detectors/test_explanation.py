@@ -14,7 +14,6 @@ from rankwatch_detectors.explanation import (
     POINTS_MAX,
     Detectable,
     ExplainedDetector,
-    FrameCounts,
     Statistic,
     StatisticHistories,
     Suspect,
@@ -44,11 +43,11 @@ class Explained:
             self.observe(one)
 
     def observe(self, one: Observation) -> None:
-        (counts,) = self.histories.count([one])
+        self.histories.count([one])
         for detector in self.bank:
             found = detector.observe(one)
             if isinstance(one, Frame) and isinstance(detector, ExplainedDetector):
-                self.reported += self.histories.add(detector, one, found, counts)
+                self.reported += self.histories.add(detector, one, found)
 
     @property
     def explained(self) -> list[ExplainedDetector]:
@@ -164,11 +163,11 @@ class Endless(ExplainedDetector):
 
 
 def test_trails_do_not_grow_with_steps_or_ranks() -> None:
-    histories, detector, counts = StatisticHistories(), Endless(), FrameCounts()
+    histories, detector = StatisticHistories(), Endless()
     for step in range(5_001):
-        histories.add(detector, frame(step, {"loss": [2.0]}), [], counts)
+        histories.add(detector, frame(step, {"loss": [2.0]}), [])
     kept = histories.snapshot()["_histories"]["endless"]
     assert len(kept) == HISTORIES_MAX
     for step in range(5_001, 5_001 + 2 * POINTS_MAX):
-        histories.add(detector, frame(step, {"loss": [2.0]}), [], counts)
+        histories.add(detector, frame(step, {"loss": [2.0]}), [])
     assert max(map(len, histories.snapshot()["_histories"]["endless"].values())) <= POINTS_MAX

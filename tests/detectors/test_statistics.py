@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from river import stats
 
 from rankwatch_detectors.base import Floats, Frame, StepKind
 from rankwatch_detectors.pace.load import LoadConfig, LoadModel
@@ -13,6 +14,7 @@ from rankwatch_detectors.statistics.best_level import BlockSpread
 from rankwatch_detectors.statistics.peers import PeerGroups
 from rankwatch_detectors.statistics.series import RollingQuantiles
 from rankwatch_detectors.statistics.shift import MANY_RANKS, NO_RUN, ROWS_BEYOND_MIN, ShiftBank
+from rankwatch_detectors.statistics.single import SeriesShift
 
 NOISE = 0.02
 
@@ -140,6 +142,32 @@ def test_a_lasting_shift_crosses_with_its_onset_and_its_size():
     assert crossing.effect == pytest.approx(0.25)
 
 
+@pytest.mark.parametrize("scatter", [0.005, 0.05, 0.3])
+def test_the_cusums_of_one_series_are_those_of_a_bank(scatter: float) -> None:
+    random, bank = np.random.default_rng(5), ShiftBank(LEVELS, CLIP_SIGMAS, ROWS_MIN)
+    bank.clear(2)
+    series = [SeriesShift(LEVELS, CLIP_SIGMAS, ROWS_MIN, one) for one in range(2)]
+    crossed = 0
+    for step in range(400):
+        residual = scatter * random.standard_normal(2) + np.array([0.0, (0.1 + 2 * scatter) * (step % 80 > 40)])
+        sigma = np.maximum(scatter * random.uniform(0.8, 1.5, 2), 0.01)
+        bank.push(residual, sigma, np.ones(2, dtype=bool), step, LIMIT)
+        for one, away, scale in zip(series, residual.tolist(), sigma.tolist(), strict=True):
+            one.push(away, scale, step, LIMIT)
+        assert [one.strongest for one in series] == bank.strongest().tolist()
+        crossings = [crossing for one in series if (crossing := one.crossing(LIMIT)) is not None]
+        assert crossings == bank.crossings(LIMIT)
+        crossed += len(crossings)
+        assert [number for number, one in enumerate(series) if one.take_near()] == bank.take_near()
+        assert [one.run() for one in series if one.strongest] == [
+            bank.run(rank) for rank in bank.strongest().nonzero()[0]
+        ]
+        if step % 100 == 99:
+            bank.clear_rank(1)
+            series[1].clear()
+    assert crossed
+
+
 @pytest.mark.parametrize("limit", [12.0, LIMIT, 26.0])
 @pytest.mark.parametrize(("ranks", "rows"), [(1, 6), (MANY_RANKS - 1, 6), (MANY_RANKS, 7)])
 def test_however_far_out_five_rows_say_nothing_and_the_sixth_does_or_of_very_many_ranks_the_seventh(limit, ranks, rows):
@@ -161,8 +189,19 @@ def test_quantiles_are_those_of_the_newest_window() -> None:
     assert series.get()[0] == pytest.approx(float(np.median(values[-101:])))
 
 
+@pytest.mark.parametrize("points", [1, 2, 8, 32, 256])
+def test_quantiles_are_to_the_last_bit_those_of_river(points: int) -> None:
+    quantiles = (0.5, 0.95, 0.99)
+    series, estimators = RollingQuantiles(points, quantiles), [stats.RollingQuantile(one, points) for one in quantiles]
+    for value in np.random.default_rng(1).standard_normal(600).round(1).tolist():
+        series.learn(value)
+        for estimator in estimators:
+            estimator.update(value)
+        assert series.get() == tuple(estimator.get() for estimator in estimators)
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_what_is_not_finite_is_refused_before_river_sees_it(bad: float) -> None:
+def test_what_is_not_finite_is_refused(bad: float) -> None:
     series = RollingQuantiles(8, (0.5,))
     series.learn(1.0)
     with pytest.raises(ValueError, match="finite"):

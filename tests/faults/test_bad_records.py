@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from rankwatch import wire
+from rankwatch_detectors.base import OBSERVATIONS
 from rankwatch_detectors.catalogue import detectors
 from rankwatch_service.simulate.faults import NonFinite, Slow
 from rankwatch_service.simulate.job import Job
@@ -137,7 +138,7 @@ class PanicError(BaseException):
 class Panics:
     """A detector that panics at every frame of one step, and when it is restored."""
 
-    name, version = "panics", 1
+    name, version, reads = "panics", 1, OBSERVATIONS
 
     def observe(self, observation):
         if getattr(observation, "step", None) == 30:

@@ -29,12 +29,13 @@ from rankwatch_detectors.base import (
     Frame,
     Ints,
     Kind,
+    Observation,
     Occurrence,
     Severity,
     StepKind,
 )
 from rankwatch_detectors.declared import change_in, why_anew
-from rankwatch_detectors.dispatch import ATTEMPT_ENDED, OTHER_CLOCK, DispatchingDetector, finite, where_usable
+from rankwatch_detectors.dispatch import ATTEMPT_ENDED, OTHER_CLOCK, STARTS, DispatchingDetector, finite, where_usable
 from rankwatch_detectors.episodes import Episodes
 from rankwatch_detectors.pace.peer_test import cpu_seconds, own_seconds, wanted_seconds
 from rankwatch_detectors.scope import WHOLE_JOB, IncidentScope
@@ -268,6 +269,11 @@ class OwnPastDetector(DispatchingDetector):
             return ()
         why = ATTEMPT_ENDED if new_attempt else OTHER_CLOCK if other_clock else "Ranks march together."
         return self._begin_anew(why, 0 if topology.lockstep else topology.world_size)
+
+    @property
+    def reads(self) -> frozenset[type[Observation]]:
+        """Ranks in lockstep are judged together, by others."""
+        return STARTS if self.lockstep else super().reads
 
     def _on_occurrence(self, occurrence: Occurrence) -> Sequence[Finding]:
         why = why_anew(occurrence, self.attempt, Kind.STRAGGLER, Kind.SLOWDOWN)

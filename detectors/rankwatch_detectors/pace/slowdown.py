@@ -37,7 +37,7 @@ from rankwatch_detectors.explanation import (
 from rankwatch_detectors.pace.peer_test import SUSPECT_EVIDENCE, added_by_one_s, of_most
 from rankwatch_detectors.pace.step_parts import WAITING, StepParts, cause_of, drifted, shifted, wanders
 from rankwatch_detectors.scope import WHOLE_JOB
-from rankwatch_detectors.statistics.baseline import BaselineConfig, PeerBaseline, Proof
+from rankwatch_detectors.statistics.baseline import BaselineConfig, Proof
 from rankwatch_detectors.statistics.best_level import (
     BestLevel,
     BestLevelConfig,
@@ -47,7 +47,8 @@ from rankwatch_detectors.statistics.best_level import (
     RandomWalkConfig,
 )
 from rankwatch_detectors.statistics.peers import median
-from rankwatch_detectors.statistics.shift import Crossing, ShiftBank, threshold
+from rankwatch_detectors.statistics.shift import Crossing, threshold
+from rankwatch_detectors.statistics.single import SeriesBaseline, SeriesShift
 from rankwatch_detectors.words import duration
 
 
@@ -137,8 +138,8 @@ class ExplainedSlowdown(ExplainedDetector):
     """Base of the slowdown detector. Its attributes here are set with each row and decide nothing."""
 
     _config: SlowdownConfig
-    _baseline: PeerBaseline
-    _bank: ShiftBank
+    _baseline: SeriesBaseline
+    _rest_shift: SeriesShift
     _best_level: BestLevel
     _random_walk: RandomWalk
     _rows: int
@@ -153,7 +154,7 @@ class ExplainedSlowdown(ExplainedDetector):
 
     @property
     def _limit(self) -> float:
-        return threshold(self._bank.levels, self._step_s, self._config.budget)
+        return threshold(self._rest_shift.levels, self._step_s, self._config.budget)
 
     def _lacks(self, proof: Proof, *, agreed: bool) -> UnmetCriterion:
         """What a run beyond the threshold that was not reported lacks."""
@@ -171,11 +172,11 @@ class ExplainedSlowdown(ExplainedDetector):
         """The evidence of a shift, and the distance from the best level, from half of their thresholds on."""
         if frame.family == "values":
             return ()
-        found = [self._shift()] if REST in self._bank.take_near() else []
+        found = [self._shift()] if self._rest_shift.take_near() else []
         return [*found, self._left_level()] if self._best_level.near else found
 
     def _shift(self) -> Suspect:
-        run, limit, missing = self._bank.run(REST), self._limit, self._missing
+        run, limit, missing = self._rest_shift.run(), self._limit, self._missing
         if run.evidence >= limit and missing is UnmetCriterion.NOTHING and not len(self.episodes):
             missing = UnmetCriterion.DURATION
         return Suspect(WHOLE_JOB, Statistic.EVIDENCE, run.evidence, limit, run.rows, math.exp(run.effect), missing)
@@ -203,15 +204,15 @@ class ExplainedSlowdown(ExplainedDetector):
         if not self._baseline.ready()[REST]:
             return ()
         sizes = tuple((rows, self._least_ratio(rows)) for rows in DETECTABLE_ROWS)
-        noise = math.expm1(float(self._baseline.sigma()[REST]))
+        noise = math.expm1(self._baseline.sigma()[REST])
         return (Detectable("a slower job", "ratio", noise, sizes),)
 
     def _least_ratio(self, rows: int) -> float | None:
         """The smallest ratio that is reported this many rows after its onset; None: none, however large."""
         config, lasted_s = self._config, rows * self._step_s
         held = rows - math.ceil(config.shared_duration_s / self._step_s) if self._shared else rows
-        sigma = float(self._baseline.sigma()[REST])
-        shift = least_shift(self._bank, sigma, self._limit, held)
+        sigma = self._baseline.sigma()[REST]
+        shift = least_shift(self._rest_shift, sigma, self._limit, held)
         if shift is None:
             return None
         least = config.shared_ratio_min if self._shared else config.least_ratio(bare=self._bare)
@@ -228,18 +229,21 @@ class SlowdownDetector(ExplainedSlowdown):
     COMPARES_RANKS: ClassVar[bool] = True
     JUDGES_TIMES: ClassVar[bool] = True
     STATE: ClassVar[str] = (
-        "lockstep _baseline _bank _accelerated _rows _skipped_rows _step_s _trained_s _since_s _amount _best_level "
-        "_schedule _followed _grown _view _ramp _quiet _newest _works _queues _usual_work _random_walk _parts standing "
-        "_new_level"
+        "lockstep _baseline _whole_shift _rest_shift _accelerated _rows _skipped_rows _step_s _trained_s _since_s "
+        "_amount _best_level _schedule _followed _grown _view _ramp _quiet _newest _works _queues _usual_work "
+        "_random_walk _parts standing _new_level"
     )
 
     def __init__(self, config: SlowdownConfig) -> None:
         super().__init__()
         self.name = "slowdown"
-        self.version = 15
+        self.version = 16
         self._config = config
-        self._baseline = PeerBaseline(config.baseline, compared=False)
-        self._bank = ShiftBank(tuple(map(math.log, config.ratios)), config.baseline.clip_sigmas, config.rows_min)
+        self._baseline = SeriesBaseline(config.baseline, 2)
+        levels = tuple(map(math.log, config.ratios))
+        self._whole_shift, self._rest_shift = (
+            SeriesShift(levels, config.baseline.clip_sigmas, config.rows_min, view) for view in (WHOLE, REST)
+        )
         self._best_level = BestLevel(config.best_level)
         self._schedule = Schedule(config.schedule)
         self._accelerated = False
@@ -255,7 +259,7 @@ class SlowdownDetector(ExplainedSlowdown):
 
     def _reset(self) -> None:
         self._rows = 0
-        known = bool(self._baseline.ready().all())
+        known = all(self._baseline.ready())
         self._skipped_rows = self._config.settle_rows if known else self._config.skipped_rows
         self._trained_s = 0.0
         """Seconds that all steps have taken. A log that is read at once has them, and stream time has not."""
@@ -273,16 +277,19 @@ class SlowdownDetector(ExplainedSlowdown):
         self._works: list[float] = []
         self._queues: list[float] = []
         """Of the newest steps the seconds for which ranks wanted a core and had none, added up; NaN: not measured."""
-        self._bank.clear(2)
+        self._forget_shifts()
+
+    def _forget_shifts(self) -> None:
+        self._whole_shift.clear()
+        self._rest_shift.clear()
 
     def _relearn(self) -> None:
         self._amount = 0.0
         self._usual_work = [0.0, 0.0, 0.0]
         """Rows, mean and variance of the logarithm of the work of usual steps."""
         self._parts.clear()
-        apart = np.asarray([WHOLE, REST], dtype=np.int64)
-        self._baseline.regroup(apart, np.full_like(apart, -1))
-        self._bank.clear(2)
+        self._baseline.forget()
+        self._forget_shifts()
 
     def _on_attempt(self, start: AttemptStart, *, new_attempt: bool, new_launch: bool) -> Sequence[Finding]:
         other_clock = not new_attempt and start.topology.accelerated != self._accelerated
@@ -333,36 +340,41 @@ class SlowdownDetector(ExplainedSlowdown):
         rest_s = seconds - (added_s or 0.0)
         # If the slowest rank's excess is longer than the step, it did not delay this step.
         seconds_of = (step_s if cpu_s is not None and step_s else seconds, seconds)
-        views = np.log([seconds_of[WHOLE], rest_s if rest_s > 0 else seconds]) - self._added_load(frame)
-        here = np.ones(2, dtype=np.bool_)
-        residual = self._baseline.residual(views, here)
-        limit = threshold(self._bank.levels, self._step_s, self._config.budget)
-        self._bank.push(residual, self._baseline.sigma(), self._baseline.ready(), frame.step, limit)
+        load = self._added_load(frame)
+        views = [float(one) - load for one in np.log([seconds_of[WHOLE], rest_s if rest_s > 0 else seconds])]
+        residual, sigma, ready = self._baseline.residual(views), self._baseline.sigma(), self._baseline.ready()
+        limit = self._limit
+        for view, shift in enumerate((self._whole_shift, self._rest_shift)):
+            if ready[view]:
+                shift.push(residual[view], sigma[view], frame.step, limit)
         self._missing, self._bare, self._shared = UnmetCriterion.NOTHING, added_s is None, cpu_s is not None
         least = self._config.least_ratio(bare=added_s is None)
-        self._remember(float(views[REST]), frame)
+        self._remember(views[REST], frame)
         crossing = self._verified(limit, math.log(least))
         crossing = None if crossing and added_s is None and self._is_passing(crossing) else crossing
         if cpu_s is not None:
-            self._queues = [*self._queues, queued_by_all(frame)][-self._config.settle_rows :]
+            self._queues.append(queued_by_all(frame))
+            del self._queues[: -self._config.settle_rows]
             if crossing is None or crossing.effect < math.log(self._config.shared_ratio_min):
                 crossing = self._crowded(limit, seconds_of[WHOLE]) or crossing
-        findings = self._decide(crossing, frame, float(residual[self._view]), seconds_of, shared=cpu_s is not None)
-        normal = here & (self._bank.strongest() < SUSPECT_EVIDENCE) & (not self._is_slow)
-        self._baseline.learn(views, residual, normal, normal)
+        findings = self._decide(crossing, frame, residual[self._view], seconds_of, shared=cpu_s is not None)
+        shifts = (self._whole_shift, self._rest_shift)
+        normal = [not self._is_slow and shift.strongest < SUSPECT_EVIDENCE for shift in shifts]
+        self._baseline.learn(residual, normal)
         if normal[REST]:
             self._learn_work()
         if cpu_s is None and normal[REST]:
             self._parts.learn()
-        self._random_walk.push(float(views[REST]))
-        drift = self._drift(frame, float(views[REST])) if cpu_s is None else ()
-        learned = self._learn_declared(float(views[self._view]), frame.step)
+        self._random_walk.push(views[REST])
+        drift = self._drift(frame, views[REST]) if cpu_s is None else ()
+        learned = self._learn_declared(views[self._view], frame.step)
         return [*self._audible([*findings, *drift, *learned]), *self._pattern(frame, seconds)]
 
     def _learn_declared(self, log_seconds: float, step: int) -> list[Finding]:
         """End an episode in which a change was declared, once steps have taken as long for long."""
-        if not len(self.episodes):
+        if not (self._new_level and len(self.episodes)):
             self._new_level.clear()
+            return []
         level = self._new_level.push(log_seconds, math.log(self._config.trend_ratio) / 2)
         if level is None:
             return []
@@ -430,7 +442,7 @@ class SlowdownDetector(ExplainedSlowdown):
 
     def _words_of_drift(self, onset_time_s: float) -> dict[str, Any]:
         config = self._config
-        words = drifted(self._best_level, float(self._baseline.sigma()[REST]), self.world_size)
+        words = drifted(self._best_level, self._baseline.sigma()[REST], self.world_size)
         # A steady job that drifts does not recover by itself; one whose pace wanders often does, and its best level is
         # about a bout below the usual one.
         brief = bool(self._random_walk.bouts) and self.now_s - onset_time_s < config.brief_s
@@ -447,11 +459,11 @@ class SlowdownDetector(ExplainedSlowdown):
 
     def _verified(self, limit: float, effect_min: float) -> Crossing | None:
         """A crossing that is large enough, certain, and visible in the whole step; other crossings are learned."""
-        crossing = next((crossing for crossing in self._bank.crossings(limit) if crossing.rank == REST), None)
+        crossing = self._rest_shift.crossing(limit)
         if crossing is None:
             return None
         proof = self._baseline.verify(crossing, limit, max(effect_min, self._random_walk.reach))
-        agreed = self._bank.strongest()[WHOLE] >= SUSPECT_EVIDENCE
+        agreed = self._whole_shift.strongest >= SUSPECT_EVIDENCE
         trend = self._is_trend(crossing)
         if proof is Proof.GIVEN and agreed and not trend:
             if self._is_slow or not self._is_explained(crossing):
@@ -459,11 +471,11 @@ class SlowdownDetector(ExplainedSlowdown):
             self._relearn()
             self._best_level.clear()
             return None
-        self._missing = self._lacks(proof, agreed=bool(agreed))
+        self._missing = self._lacks(proof, agreed=agreed)
         settled = crossing.rows > self._config.settle_rows and (trend or not agreed)
         if (proof is Proof.FAILED or settled) and not self._is_slow:
             self._baseline.absorb(REST, crossing.effect, crossing.rows)
-            self._bank.clear_rank(REST)
+            self._rest_shift.clear()
             if self._random_walk.is_pattern and agreed and crossing.effect >= effect_min:
                 self._random_walk.came_and_went(crossing.effect)
         return None
@@ -472,14 +484,14 @@ class SlowdownDetector(ExplainedSlowdown):
         """A shift of the whole step by several times; smaller ones come and go with what else runs on the cores, unless
         that does not explain them.
         """
-        crossing = next((crossing for crossing in self._bank.crossings(limit) if crossing.rank == WHOLE), None)
+        crossing = self._whole_shift.crossing(limit)
         if crossing is None or self._is_slow:
             return None
         if crossing.effect >= math.log(self._config.crowded_ratio_min) or self._waits(crossing, seconds):
             return crossing
         if crossing.effect < 0 or crossing.rows > self._config.settle_rows:
             self._baseline.absorb(WHOLE, crossing.effect, crossing.rows)
-            self._bank.clear_rank(WHOLE)
+            self._whole_shift.clear()
         return None
 
     def _waits(self, crossing: Crossing, seconds: float) -> bool:
@@ -493,8 +505,9 @@ class SlowdownDetector(ExplainedSlowdown):
 
     def _remember(self, log_seconds: float, frame: Frame) -> None:
         work = typical(frame, WORK)
-        self._newest = [*self._newest, log_seconds][-self._config.ramp_rows :]
-        self._works = [*self._works, math.log(work) if work and work > 0 else 0.0][-self._config.ramp_rows :]
+        self._newest.append(log_seconds)
+        self._works.append(math.log(work) if work and work > 0 else 0.0)
+        del self._newest[: -self._config.ramp_rows], self._works[: -self._config.ramp_rows]
 
     def _is_explained(self, crossing: Crossing) -> bool:
         """Whether at least half of a run is more work, by more than the work differs from step to step."""
@@ -562,7 +575,7 @@ class SlowdownDetector(ExplainedSlowdown):
         if self._drifts and crossing.effect <= self._best_level.excess:
             # The baseline lags behind a drift, so this crossing is the same drift.
             self._baseline.absorb(REST, crossing.effect, crossing.rows)
-            self._bank.clear_rank(REST)
+            self._rest_shift.clear()
             return []
         if self._drifts:
             self._grown = [crossing.effect, crossing.onset_step, crossing.rows]
@@ -587,7 +600,7 @@ class SlowdownDetector(ExplainedSlowdown):
         followed.push(residual, self._random_walk.reach)
         if followed.is_over:
             self._random_walk.came_and_went(reported)
-            self._bank.clear(2)
+            self._forget_shifts()
             self._since_s = None
             self._best_level.pass_over()
             summary = f"Steps take as long as before again since step {frame.step - followed.normal_rows + 1}."
@@ -618,7 +631,7 @@ class SlowdownDetector(ExplainedSlowdown):
 
     def _risen_to(self, effect: float, onset_step: int, rows: int) -> Crossing:
         """A shift on top of an open episode, with the evidence that a test against its level would have."""
-        gained = (math.log(self._config.followed.rise_ratio) / float(self._baseline.sigma()[self._view])) ** 2
+        gained = (math.log(self._config.followed.rise_ratio) / self._baseline.sigma()[self._view]) ** 2
         return Crossing(self._view, effect, onset_step, rows, rows * gained / 2)
 
     def _open(self, crossing: Crossing, frame: Frame, seconds: tuple[float, float], *, shared: bool) -> list[Finding]:
@@ -630,7 +643,7 @@ class SlowdownDetector(ExplainedSlowdown):
         cause = WAITING if waits else "host" if crowded else cause_of(grown_s)
         by_cpu = shared and not crowded and seconds[WHOLE] != seconds[REST]  # a log has only one of both
         how: dict[str, Any] = {"shared": by_cpu, "grown_s": grown_s, "cause": cause}
-        sigma = float(self._baseline.sigma()[crossing.rank])
+        sigma = self._baseline.sigma()[crossing.rank]
         words = shifted(crossing, seconds[crossing.rank], sigma, self.world_size, **how)
         bouts, ratio = self._random_walk, math.exp(crossing.effect)
         grows = WHOLE_JOB in self.episodes
@@ -662,7 +675,7 @@ class SlowdownDetector(ExplainedSlowdown):
         """Report that the pace wanders, how often it did, and when it no longer does."""
         bouts: RandomWalk = self._random_walk
         now: dict[str, Any] = {"detected_step": frame.step, "detected_time_s": self.now_s}
-        words = wanders(bouts.bouts, seconds, float(self._baseline.sigma()[REST])) if bouts.recurs else {}
+        words = wanders(bouts.bouts, seconds, self._baseline.sigma()[REST]) if bouts.recurs else {}
         if WHOLE_JOB in self.standing:
             if not words:
                 summary = "The job's pace has not changed by itself for a long time."

@@ -22,11 +22,12 @@ from rankwatch_detectors.base import (
     Frame,
     Ints,
     Kind,
+    Observation,
     Severity,
     StepKind,
     Topology,
 )
-from rankwatch_detectors.dispatch import ATTEMPT_ENDED, DispatchingDetector, typical
+from rankwatch_detectors.dispatch import ATTEMPT_ENDED, STARTS, DispatchingDetector, typical
 from rankwatch_detectors.episodes import Episodes
 from rankwatch_detectors.pace.load import LoadConfig
 from rankwatch_detectors.pace.peer_test import PeerTest, PeerTestConfig, device_seconds, own_seconds
@@ -104,6 +105,11 @@ class StageDetector(DispatchingDetector):
             self._peer_test.begin(_of_stages(stages), came_from)
             self._rows, self._excess = 0, {}
         return findings
+
+    @property
+    def reads(self) -> frozenset[type[Observation]]:
+        """Few stages are no peers."""
+        return super().reads if self._stages >= GROUP_MIN else STARTS
 
     def _on_frame(self, frame: Frame) -> Sequence[Finding]:
         wanted = frame.family != "values" and frame.kind is StepKind.TRAIN and self._stages >= GROUP_MIN

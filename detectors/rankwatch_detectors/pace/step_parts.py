@@ -62,7 +62,8 @@ class StepParts(Stateful):
             step_s: seconds of its step.
             on_devices: ranks compute on devices, so what the host waits for says nothing.
         """
-        self._rows = [*self._rows, [step_s, *parts_of(frame, on_devices=on_devices)]][-ROWS_MAX:]
+        self._rows.append([step_s, *parts_of(frame, on_devices=on_devices)])
+        del self._rows[:-ROWS_MAX]
 
     def learn(self) -> None:
         """The newest row is as usual; without effect if all was forgotten since."""

@@ -33,11 +33,12 @@ from rankwatch_detectors.base import (
     Frame,
     Ints,
     Kind,
+    Observation,
     Severity,
     StepKind,
     Topology,
 )
-from rankwatch_detectors.dispatch import ATTEMPT_ENDED, OTHER_CLOCK, finite, typical
+from rankwatch_detectors.dispatch import ATTEMPT_ENDED, OTHER_CLOCK, STARTS, finite, typical
 from rankwatch_detectors.episodes import Episodes
 from rankwatch_detectors.explanation import Detectable, Suspect
 from rankwatch_detectors.pace.load import CpuContention, CpuContentionConfig, LoadConfig
@@ -377,6 +378,11 @@ class StragglerDetector(ExplainedStraggler):
         self._names = names_of(topology)
         self._accelerated = topology.accelerated
         return findings
+
+    @property
+    def reads(self) -> frozenset[type[Observation]]:
+        """A single rank has no peers."""
+        return super().reads if self.world_size > 1 else STARTS
 
     def _on_frame(self, frame: Frame) -> Sequence[Finding]:
         if frame.family == "values" or frame.kind is not StepKind.TRAIN or MEASURED.isdisjoint(frame.values):

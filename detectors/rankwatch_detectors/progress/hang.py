@@ -178,6 +178,8 @@ class HangDetector(DispatchingDetector):
         progressed = self._read(presence, running)
         if progressed and len(self.episodes):
             return self._close(f"The job makes progress again: step {self._newest}.")
+        if progressed and self.now_s - self._newest_s < self._config.least_s:
+            return ()
         if self._excused(presence):
             return ()
         if _is_over(presence, running):

@@ -13,8 +13,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from rankwatch_detectors.base import AttemptStart, Bools, Finding, Floats, Kind, Presence, Severity
-from rankwatch_detectors.dispatch import DispatchingDetector
+from rankwatch_detectors.base import AttemptStart, Bools, Finding, Floats, Kind, Observation, Presence, Severity
+from rankwatch_detectors.dispatch import STARTS, DispatchingDetector
 from rankwatch_detectors.episodes import since
 from rankwatch_detectors.progress.arrival import STOPPED, STOPPED_STATES, stopped_ranks
 from rankwatch_detectors.progress.progress_timeout import HangConfig
@@ -53,6 +53,11 @@ class OwnPaceDetector(DispatchingDetector):
         if new_attempt:
             self._restart(start.topology.world_size)
         return ()
+
+    @property
+    def reads(self) -> frozenset[type[Observation]]:
+        """Ranks in lockstep are judged together, by others."""
+        return STARTS if self.lockstep else super().reads
 
     def _on_tick(self, presence: Presence | None) -> Sequence[Finding]:
         if presence is None or self.lockstep:

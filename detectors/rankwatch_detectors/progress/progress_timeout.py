@@ -95,6 +95,11 @@ class HangConfig:
     long_floor_s: float = 60.0
     """Afterwards the deadline is `long_factor` times the longest duration, and at least this."""
 
+    @property
+    def least_s(self) -> float:
+        """No deadline is shorter."""
+        return min(self.floor_s - self.reporting_s, self.stopped_s, self.pause_s)
+
 
 class Limits(NamedTuple):
     """Age in seconds at which a standstill is reported as information, as a warning, and as critical."""

@@ -16,6 +16,7 @@ the ratio of both is by how much a sum over a run of rows must be trusted less.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -83,10 +84,10 @@ class RunHistory(Stateful):
 PRIOR_BLOCKS = 32.0
 
 
-class BlockCorrelation(Stateful):
-    """The correlation of noise within blocks of one length. Memory: 8 bytes for each rank."""
+class BlockRatio(Stateful):
+    """Base of the correlation of noise within blocks of one length."""
 
-    STATE: ClassVar[str] = "ratio _sum _row"
+    STATE: ClassVar[str] = "ratio"
 
     def __init__(self, rows: int) -> None:
         """Build it for blocks of so many rows."""
@@ -94,6 +95,22 @@ class BlockCorrelation(Stateful):
         # Until blocks are measured: 1.5 times the variance of independent rows, as in step times of shared hosts.
         self.ratio = 1.5
         """Variance of a block's sum over that of as many independent rows: 1 to `rows`."""
+
+    def _learn(self, mean_square: float, count: int, variance: float) -> None:
+        """Learn from so many sums over a block."""
+        measured = mean_square / self._rows / variance
+        # 1: independent rows; `rows`: all rows of a block move together. Values beyond are chance.
+        bounded = min(max(measured, 1.0), float(self._rows))
+        self.ratio += (bounded - self.ratio) * count / (count + PRIOR_BLOCKS)
+
+
+class BlockCorrelation(BlockRatio):
+    """The correlation of noise within blocks of all ranks. Memory: 8 bytes for each rank."""
+
+    STATE: ClassVar[str] = "_sum _row"
+
+    def __init__(self, rows: int) -> None:
+        super().__init__(rows)
         self.begin(0)
 
     def begin(self, ranks: int) -> None:
@@ -115,10 +132,7 @@ class BlockCorrelation(Stateful):
             return
         count = int(np.count_nonzero(normal))
         if count:
-            measured = float((self._sum[normal] ** 2).mean()) / self._rows / variance
-            # 1: independent rows; `rows`: all rows of a block move together. Values beyond are chance.
-            bounded = min(max(measured, 1.0), float(self._rows))
-            self.ratio += (bounded - self.ratio) * count / (count + PRIOR_BLOCKS)
+            self._learn(float((self._sum[normal] ** 2).mean()), count, variance)
         self._sum[:] = 0.0
         self._row = 0
 
@@ -172,7 +186,60 @@ class BaselineConfig:
     rows have differed by. 0: noise does not last for longer than blocks show."""
 
 
-class PeerBaseline(Stateful):
+class Baseline(Stateful):
+    """Base of what is usual: whether a run that crossed a threshold exceeds the error with which that is known."""
+
+    _config: BaselineConfig
+    _short_blocks: BlockRatio
+    _long_blocks: BlockRatio
+    offset: Floats | list[float]
+    rows: Floats | list[float]
+
+    @abstractmethod
+    def sigma(self) -> Floats | list[float]:
+        """Scatter of one row of each rank."""
+
+    def pinned(self, rank: int) -> bool:  # noqa: ARG002
+        """Whether the offset is held at the limit of what silicon explains: the rank's true offset is larger."""
+        return False
+
+    def uncertainty(self, rank: int, limit: float, rows: int | None = None) -> float:
+        """How far the means before and after an onset may differ by chance, with probability exp(-limit).
+
+        Args:
+            rank: the rank.
+            limit: log-likelihood ratio.
+            rows: length of the run that is compared with the baseline; None: infinitely long.
+        """
+        before = min(max(float(self.rows[rank]), 1.0), 2.0 * self._config.offset_rows)
+        # An offset held at its bound has no error of estimation: it is the limit of what silicon explains.
+        shares = 0.0 if self.pinned(rank) else self._lasting(before) / before
+        shares += self._lasting(rows) / rows if rows else 0.0
+        return math.sqrt(2.0 * limit * shares) * float(self.sigma()[rank])
+
+    def _lasting(self, rows: float) -> float:
+        """The widening of a mean over so many rows by lasting noise, beyond what `sigma` contains."""
+        short, long = self._short_blocks.ratio, self._long_blocks.ratio
+        return float(np.interp(rows, self._config.block_rows, (1.0, max(long / short, 1.0))))
+
+    def verify(self, crossing: Crossing, limit: float, effect_min: float) -> Proof:
+        """Second stage after a CUSUM: whether the shift is large enough and exceeds the baseline's own error."""
+        effect = abs(crossing.effect)
+        if effect >= max(effect_min, self.uncertainty(crossing.rank, limit, crossing.rows)):
+            return Proof.GIVEN
+        # Only a shift more than one standard error below the least effect is certainly too small.
+        error = self.uncertainty(crossing.rank, 0.5, crossing.rows)
+        hopeless = effect < max(effect_min - error, self.uncertainty(crossing.rank, limit))
+        return Proof.FAILED if hopeless or crossing.rows > 2 * self._config.offset_rows else Proof.OPEN
+
+    def absorb(self, rank: int, effect: float, rows: int) -> None:
+        """Learn a run that was excluded from learning and was not proven: its rows count like earlier ones."""
+        before = min(float(self.rows[rank]), float(self._config.offset_rows))
+        self.offset[rank] += effect * rows / (rows + before)
+        self.rows[rank] += rows
+
+
+class PeerBaseline(Baseline):
     """Offsets, scatter and noise correlation of all ranks; 48 bytes for each rank."""
 
     STATE: ClassVar[str] = (
@@ -180,10 +247,14 @@ class PeerBaseline(Stateful):
         "_history"
     )
 
-    def __init__(self, config: BaselineConfig, *, compared: bool = True) -> None:
-        """Begin without ranks; with `compared` False each value is judged only against its own past."""
+    offset: Floats
+    rows: Floats
+    _short_blocks: BlockCorrelation
+    _long_blocks: BlockCorrelation
+
+    def __init__(self, config: BaselineConfig) -> None:
+        """Begin without ranks."""
         self._config = config
-        self._compared = compared
         self._short_blocks, self._long_blocks = (BlockCorrelation(rows) for rows in config.block_rows)
         self._history = RunHistory(config.kept_rows)
         self.groups = PeerGroups()
@@ -241,7 +312,7 @@ class PeerBaseline(Stateful):
     def residual(self, logs: Floats, usable: Bools) -> Floats:
         """How far each rank is above its usual offset from its peers in this row; 0 where not usable."""
         own = logs - self.offset
-        around = own - self.groups.location(own, usable) - self._bias if self._compared else own
+        around = own - self.groups.location(own, usable) - self._bias
         return around if everyone(usable) else np.where(usable, around, 0.0)
 
     def sigma(self) -> Floats:
@@ -261,46 +332,19 @@ class PeerBaseline(Stateful):
         return self.rows >= self._config.warm_rows
 
     def uncertainty(self, rank: int, limit: float, rows: int | None = None) -> float:
-        """How far the means before and after an onset may differ by chance, with probability exp(-limit).
-
-        Args:
-            rank: the rank.
-            limit: log-likelihood ratio.
-            rows: length of the run that is compared with the baseline; None: infinitely long.
-        """
-        before = min(max(float(self.rows[rank]), 1.0), 2.0 * self._config.offset_rows)
-        # An offset held at its bound has no error of estimation: it is the limit of what silicon explains.
-        shares = 0.0 if self.pinned(rank) else self._lasting(before) / before
-        shares += self._lasting(rows) / rows if rows else 0.0
-        uncertainty = math.sqrt(2.0 * limit * shares) * float(self.sigma()[rank])
+        """How far the means before and after an onset may differ by chance: no less than they did in kept rows."""
+        uncertainty = super().uncertainty(rank, limit, rows)
         if rows and self._config.kept_rows:
             uncertainty = max(uncertainty, math.sqrt(2.0 * limit) * self._history.spread(rank, rows))
         return uncertainty
-
-    def _lasting(self, rows: float) -> float:
-        """The widening of a mean over so many rows by lasting noise, beyond what `sigma` contains."""
-        short, long = self._short_blocks.ratio, self._long_blocks.ratio
-        return float(np.interp(rows, self._config.block_rows, (1.0, max(long / short, 1.0))))
 
     def pinned(self, rank: int) -> bool:
         """Whether the offset is held at the limit of what silicon explains: the rank's true offset is larger."""
         return bool(self.groups.proper[rank]) and abs(float(self.offset[rank] - self.standing[rank])) >= self._bound
 
-    def verify(self, crossing: Crossing, limit: float, effect_min: float) -> Proof:
-        """Second stage after a CUSUM: whether the shift is large enough and exceeds the baseline's own error."""
-        effect = abs(crossing.effect)
-        if effect >= max(effect_min, self.uncertainty(crossing.rank, limit, crossing.rows)):
-            return Proof.GIVEN
-        # Only a shift more than one standard error below the least effect is certainly too small.
-        error = self.uncertainty(crossing.rank, 0.5, crossing.rows)
-        hopeless = effect < max(effect_min - error, self.uncertainty(crossing.rank, limit))
-        return Proof.FAILED if hopeless or crossing.rows > 2 * self._config.offset_rows else Proof.OPEN
-
     def absorb(self, rank: int, effect: float, rows: int) -> None:
-        """Learn a run that was excluded from learning and was not proven: its rows count like earlier ones."""
-        before = min(float(self.rows[rank]), float(self._config.offset_rows))
-        self.offset[rank] += effect * rows / (rows + before)
-        self.rows[rank] += rows
+        """As every `Baseline`; the offset stays within what silicon explains."""
+        super().absorb(rank, effect, rows)
         self._bound_offsets()
 
     def accept(self, rank: int, effect: float, rows: int) -> None:
@@ -405,5 +449,4 @@ class PeerBaseline(Stateful):
         third = float(np.add.reduce(squares * clipped)) / squares.size
         skew = third / max(self._pooled, self._config.sigma_floor**2) ** 1.5
         self._skew += (skew - self._skew) / self._config.scatter_rows
-        if self._compared:
-            self._bias += gain * (float(np.add.reduce(clipped)) / clipped.size)
+        self._bias += gain * (float(np.add.reduce(clipped)) / clipped.size)

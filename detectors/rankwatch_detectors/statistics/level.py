@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from decimal import Decimal
 from enum import StrEnum
 from itertools import pairwise
 from typing import Any, ClassVar
@@ -65,10 +64,10 @@ class Peaks(Stateful):
 
     def push(self, step: int, value: float, scale: float) -> bool:
         """Add one finite point; return whether a peak has begun or become higher."""
-        config, window = self._config, np.asarray(self._window)
-        usual = median(window) if window.size == config.points else value
-        around = SIGMAS_OF_MIDDLE * median(np.abs(window - usual)) if window.size else 0.0
-        self._window = [*self._window, value][-config.points :]
+        config, window = self._config, self._window
+        usual = median(window) if len(window) == config.points else value
+        around = SIGMAS_OF_MIDDLE * median([abs(point - usual) for point in window]) if window else 0.0
+        self._window = [*window, value][-config.points :]
         before, self._inside = self._inside, value - usual >= config.sigmas * max(scale, around, 1e-12)
         if not self._inside:
             return False
@@ -250,8 +249,9 @@ class Excursions(Stateful):
     def advance(self) -> None:
         """The series has one more point."""
         self._points += 1
-        self._kept = [one for one in self._kept if self._points - one[0] <= self._config.points]
-        self.count = self.count if self._kept else 0
+        if self._kept:
+            self._kept = [one for one in self._kept if self._points - one[0] <= self._config.points]
+            self.count = self.count if self._kept else 0
 
     def came_back(self, height: float, length: int) -> None:
         """Add one that is over."""
@@ -274,8 +274,8 @@ class Excursions(Stateful):
 
 def last_digit(value: float) -> float:
     """The unit of the last digit of a value as it is printed, at most 1; of a value that is not printed, tiny."""
-    _, digits, exponent = Decimal(f"{value:.6g}").normalize().as_tuple()
-    return 10.0 ** min(int(exponent), 0) if any(digits) else 1.0
+    printed, _, exponent = f"{value:.6g}".partition("e")
+    return 10.0 ** min(int(exponent or 0) - len(printed.partition(".")[2]), 0)
 
 
 VALUE_MAX = 1e100

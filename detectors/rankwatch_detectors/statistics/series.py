@@ -8,11 +8,10 @@ result.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Mapping
 from typing import Any, Final
-
-from river import stats
 
 from rankwatch_detectors.state import Stateful
 
@@ -32,7 +31,7 @@ DRIFT_POINTS_MIN: Final = 16
 
 
 class RollingQuantiles(Stateful):
-    """Quantiles over the newest `points` finite values; 30 bytes for each point and quantile."""
+    """Quantiles over the newest `points` finite values, between two of them in proportion; 16 bytes for each point."""
 
     def __init__(self, points: int, quantiles: tuple[float, ...]) -> None:
         self._points = points
@@ -41,9 +40,10 @@ class RollingQuantiles(Stateful):
 
     def _fill(self, values: list[float]) -> None:
         self._window: deque[float] = deque(maxlen=self._points)
-        self._estimators = [stats.RollingQuantile(quantile, self._points) for quantile in self._quantiles]
+        self._ordered: list[float] = []
         for value in values:
             self.learn(value)
+        self._known: tuple[float, ...] | None = None
 
     def __len__(self) -> int:
         return len(self._window)
@@ -56,9 +56,12 @@ class RollingQuantiles(Stateful):
         """
         if not math.isfinite(value):
             raise ValueError(f"only finite values are learned, not {value}")
-        self._window.append(value)
-        for estimator in self._estimators:
-            estimator.update(value)
+        window, ordered = self._window, self._ordered
+        if len(window) == self._points:
+            del ordered[bisect_left(ordered, window[0])]
+        window.append(value)
+        insort(ordered, value)
+        self._known = None
 
     @property
     def window(self) -> list[float]:
@@ -67,7 +70,18 @@ class RollingQuantiles(Stateful):
 
     def get(self) -> tuple[float, ...]:
         """The quantiles, in the order of the constructor's argument; 0 while nothing has been learned."""
-        return tuple(float(estimator.get() or 0.0) for estimator in self._estimators)
+        if self._known is None:
+            self._known = tuple([self._at(quantile) for quantile in self._quantiles])
+        return self._known
+
+    def _at(self, quantile: float) -> float:
+        ordered = self._ordered
+        if not ordered:
+            return 0.0
+        place = quantile * (len(ordered) - 1)
+        below = int(place)
+        low = ordered[below]
+        return low + (place - below) * (ordered[below + 1] - low) if below < place else low
 
     def reset(self, values: list[float]) -> None:
         """Forget everything and learn these."""

@@ -90,10 +90,8 @@ class Crossing:
     """The log-likelihood ratio reached."""
 
 
-class ShiftBank(Stateful):
-    """CUSUMs of L levels over R ranks; 40 bytes for each level and rank."""
-
-    STATE: ClassVar[str] = "_sums _rows _moved _total _onset"
+class TestedLevels(Stateful):
+    """Base of CUSUMs: the shifts that they test."""
 
     def __init__(self, levels: tuple[float, ...], clip_sigmas: float, rows_min: int) -> None:
         """Build the bank.
@@ -103,30 +101,40 @@ class ShiftBank(Stateful):
             clip_sigmas: larger values are cut to this many sigmas, or `REACH_MIN_SHARE` of the least level.
             rows_min: rows beyond half a level that a run needs before it counts as a crossing.
         """
-        self._levels = levels
-        self._level: Floats = np.array(levels)[:, np.newaxis]
-        self._half = self._level / 2
-        self._falling = min(levels) < 0
-        self._reach_min = REACH_MIN_SHARE * min(map(abs, levels))
-        self._sign: Floats = np.sign(self._level)
+        self.tested = levels
+        """The tested shifts in logarithms."""
         self.clip_sigmas = clip_sigmas
+        self._reach_min = REACH_MIN_SHARE * min(map(abs, levels))
         self._rows_min = rows_min
-        self.clear(0)
 
     @property
     def levels(self) -> int:
         """How many levels are tested in parallel."""
-        return len(self._levels)
+        return len(self.tested)
 
     @property
     def rows_needed(self) -> float:
         """A run needs more rows than this to reach the threshold, however far out they are."""
-        return self._rows_min + ROWS_BEYOND_MIN + (self._strongest.size >= MANY_RANKS)
+        return self._rows_min + ROWS_BEYOND_MIN
+
+
+class ShiftBank(TestedLevels):
+    """CUSUMs of L levels over R ranks; 40 bytes for each level and rank."""
+
+    STATE: ClassVar[str] = "_sums _rows _moved _total _onset"
+
+    def __init__(self, levels: tuple[float, ...], clip_sigmas: float, rows_min: int) -> None:
+        super().__init__(levels, clip_sigmas, rows_min)
+        self._level: Floats = np.array(levels)[:, np.newaxis]
+        self._half = self._level / 2
+        self._falling = min(levels) < 0
+        self._sign: Floats = np.sign(self._level)
+        self.clear(0)
 
     @property
-    def tested(self) -> tuple[float, ...]:
-        """The tested shifts in logarithms."""
-        return self._levels
+    def rows_needed(self) -> float:
+        """As every `TestedLevels`."""
+        return super().rows_needed + (self._strongest.size >= MANY_RANKS)
 
     def clear(self, ranks: int) -> None:
         """Forget all evidence, for a new attempt of `ranks` ranks."""
@@ -195,7 +203,7 @@ class ShiftBank(Stateful):
         high = float(np.maximum.reduce(clipped, initial=0.0))
         low = float(np.minimum.reduce(clipped, initial=0.0)) if self._falling else 0.0
         for number in range(self.levels, 0, -1):
-            half = self._levels[number - 1] / 2
+            half = self.tested[number - 1] / 2
             if high > half > 0 or low < half < 0:
                 return number
             if number <= self._lively and np.count_nonzero(self._sums[number - 1]):

@@ -15,8 +15,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from rankwatch_detectors.base import AttemptStart, Finding, Floats, Frame, Ints, Kind, Severity, StepKind
-from rankwatch_detectors.dispatch import DispatchingDetector, finite, typical, where_usable
+from rankwatch_detectors.base import AttemptStart, Finding, Floats, Frame, Ints, Kind, Observation, Severity, StepKind
+from rankwatch_detectors.dispatch import STARTS, DispatchingDetector, finite, typical, where_usable
 from rankwatch_detectors.pace.load import LoadConfig
 from rankwatch_detectors.pace.peer_test import PeerTest, PeerTestConfig
 from rankwatch_detectors.scope import WHOLE_JOB, IncidentScope
@@ -234,6 +234,11 @@ class LocalNormDetector(DispatchingDetector):
             self._state = {}
             self._last_step = -1
         return ()
+
+    @property
+    def reads(self) -> frozenset[type[Observation]]:
+        """A single rank has no peers."""
+        return super().reads if self.world_size > 1 else STARTS
 
     def _on_frame(self, frame: Frame) -> Sequence[Finding]:
         found = finite(frame, "local_grad_norm")

@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -152,6 +153,8 @@ class NonfiniteDetector(DispatchingDetector):
     @property
     def _too_many_skips(self) -> bool:
         """Whether enough steps in a row were skipped to report it."""
+        if not self._skips:
+            return False
         config, before = self._config, sorted(self._bouts, reverse=True)[: self._config.skips_usual]
         usual = config.skips_ratio * before[-1] if len(before) >= config.skips_usual else 0.0
         return self._skips >= max(config.skips_max, min(usual, config.skips_critical))
@@ -182,7 +185,8 @@ class NonfiniteDetector(DispatchingDetector):
             return []
         if loss != 0.0:
             zeros, self._zeros = self._zeros[0] if self._zeros else 0, []
-            self._losses = [*self._losses, *[0.0] * min(zeros, config.zero_before), loss][-config.zero_before :]
+            self._losses += [*[0.0] * min(zeros, config.zero_before), loss]
+            del self._losses[: -config.zero_before]
             return []
         count, since, first, changes = self._zeros or (0, frame.step, norm, False)
         self._zeros = [count + 1, since, first, changes or norm != first]
@@ -270,7 +274,7 @@ class NonfiniteDetector(DispatchingDetector):
         for name in ("loss", *NORMS):
             state = self._logged.setdefault(name, [frame.family, 0, 0])
             if _seen(frame, name):
-                self._logged[name] = [frame.family, state[1] + 1 if state[2] == 0 else 1, 0]
+                state[:] = frame.family, state[1] + 1 if state[2] == 0 else 1, 0
             elif state[0] == frame.family and state[1]:
                 state[2] += 1
                 if state[1] >= self._config.logged_rows and state[2] == self._config.silent_rows:
@@ -463,8 +467,15 @@ def _flagged(frame: Frame, name: str) -> Bools:
     """Ranks that have this metric present and not 0."""
     values = frame.values.get(name)
     if values is None:
-        return np.zeros(frame.ranks, dtype=np.bool_)
+        return _nobody(frame.ranks)
     return np.asarray(frame.present[name] & (values != 0))
+
+
+@lru_cache(maxsize=16)
+def _nobody(ranks: int) -> Bools:
+    nobody = np.zeros(ranks, dtype=np.bool_)
+    nobody.flags.writeable = False
+    return nobody
 
 
 def _seen(frame: Frame, name: str) -> bool:

@@ -254,6 +254,8 @@ class CurveDetector(ExplainedCurve):
 
     def _begin_anew(self, step: int) -> Sequence[Finding]:
         """Begin a new curve if a change has come by this step; mark what is open, which is no reason to end it."""
+        if not self._renewals:
+            return ()
         due = [Changed(what, first) for first, what in self._renewals if first <= step]
         if not due:
             return ()
@@ -280,8 +282,9 @@ class CurveDetector(ExplainedCurve):
 
     def _learn_declared(self, value: float, step: int) -> list[Finding]:
         """End an episode in which a change was declared, once the curve has stayed at a new level."""
-        if WHOLE_JOB not in self.episodes:
+        if not (self._new_level and WHOLE_JOB in self.episodes):
             self._new_level.clear()
+            return []
         watch, logarithmic = self._watch, self._level.logarithmic
         unit = 1.0 if logarithmic else watch.measure
         least_rise = max(watch.scale, self._config.best_level.share_min * unit)

@@ -22,14 +22,7 @@ from typing import Any, Final
 import numpy as np
 
 from rankwatch_detectors.base import AttemptStart, Bools, Change, Detector, Finding, Frame, Observation, StepKind, Tick
-from rankwatch_detectors.explanation import (
-    ExplainedDetector,
-    FrameCounts,
-    StatisticHistories,
-    by_deadline,
-    has_deadline,
-    judged,
-)
+from rankwatch_detectors.explanation import ExplainedDetector, StatisticHistories, by_deadline, has_deadline, judged
 from rankwatch_detectors.metric_rule import RULES_PER_JOB_MAX, MetricRule
 from rankwatch_detectors.metrics import DEVICE_TIMES, is_of_host
 from rankwatch_service.incidents.correlator import Correlator, explain
@@ -256,30 +249,44 @@ class DetectorBank:
         for observation, _ in given:
             if isinstance(observation, AttemptStart):
                 self._start = observation
-        counts = self.histories.count([observation for observation, _ in given])
-        for name in self._detectors:
-            for (observation, answer), counted in zip(given, counts, strict=True):
-                if self._failures.get(name, 0) >= FAILURES_MAX:
-                    break
-                self._evaluate(name, observation, counted, answer)
+        self.histories.count([observation for observation, _ in given])
+        by_type: dict[frozenset[type[Observation]], list[tuple[Observation, Evaluation]]] = {}
+        for name, detector in self._detectors.items():
+            if self._failures.get(name, 0) >= FAILURES_MAX:
+                continue
+            reads = detector.reads
+            if reads not in by_type:
+                by_type[reads] = [one for one in given if type(one[0]) in reads]
+            self._evaluate(name, by_type[reads])
         return answers
 
-    def _evaluate(self, name: str, observation: Observation, counts: FrameCounts, answer: Evaluation) -> None:
+    def _evaluate(self, name: str, given: Sequence[tuple[Observation, Evaluation]]) -> None:
+        """Pass observations to one detector, until it is switched off."""
         detector = self._detectors[name]
-        try:
-            findings = detector.observe(observation)
-        except _OF_THE_PROCESS:
-            raise
-        except BaseException as error:  # noqa: BLE001 - a panic in River's Rust code is not an Exception
-            answer.failures.append(self._fail(name, error))
-            return
-        answer.findings.extend(findings)
-        if isinstance(observation, Frame) and isinstance(detector, ExplainedDetector):
+        for observation, answer in given:
             try:
-                answer.reasons.extend(self.histories.add(detector, observation, findings, counts))
-            except Exception as error:  # noqa: BLE001 - what only explains must not stop detection
-                self.histories.forget(name)
-                answer.failures.append(Failure("explanation", f"{type(error).__name__}: {error}"[:500], 1, False))
+                findings = detector.observe(observation)
+            except _OF_THE_PROCESS:
+                raise
+            except BaseException as error:  # noqa: BLE001 - a panic in another language is not an Exception
+                answer.failures.append(self._fail(name, error))
+                if self._failures[name] >= FAILURES_MAX:
+                    break
+                detector = self._detectors[name]
+                continue
+            if findings:
+                answer.findings.extend(findings)
+            if isinstance(observation, Frame) and isinstance(detector, ExplainedDetector):
+                self._explain(detector, observation, findings, answer)
+
+    def _explain(
+        self, detector: ExplainedDetector, frame: Frame, findings: Sequence[Finding], answer: Evaluation
+    ) -> None:
+        try:
+            answer.reasons.extend(self.histories.add(detector, frame, findings))
+        except Exception as error:  # noqa: BLE001 - what only explains must not stop detection
+            self.histories.forget(detector.name)
+            answer.failures.append(Failure("explanation", f"{type(error).__name__}: {error}"[:500], 1, False))
 
     def rest(self) -> None:
         """Replace the detectors by new ones, which inherit what is always true of the job."""

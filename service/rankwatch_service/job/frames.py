@@ -6,7 +6,6 @@ that are missing then stay unknown, and rows that arrive afterwards do not chang
 
 from __future__ import annotations
 
-import math
 from bisect import insort
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -51,6 +50,8 @@ class OpenFrame:
     count: int = 0
     """Ranks that have reported."""
     kind: int = 0
+    finite: bool | None = None
+    """Whether all values are finite; None: not known."""
 
     @classmethod
     def empty(cls, step: int, opened_s: float, names: int, ranks: int) -> OpenFrame:
@@ -97,6 +98,7 @@ class OpenFrame:
             places: the number of each of the table's names in this frame; -1: it is left out.
         """
         ranks = rows.rank[chosen]
+        self.finite = None
         if self.filled is None and SPARSE_SHARE * (self.count + len(ranks)) < len(self.reported):
             self.waiting.append((rows, chosen, places))
             self._report(rows, chosen, ranks)
@@ -124,6 +126,7 @@ class OpenFrame:
     def merge(self, rows: Records, chosen: Chosen, places: NDArray[np.intp]) -> None:
         """Merge rows of different ranks into what these ranks have reported. Values that are present stay."""
         ranks, held = rows.rank[chosen], self.values
+        self.finite = None
         values, present, places = _kept(rows, chosen, places)
         if self.present is None:
             self.present = self.measured()
@@ -160,9 +163,7 @@ class OpenFrame:
             used = np.flatnonzero(self.present.any(axis=1)).tolist()
             present = {names[index]: self.present[index] for index in used}
         values = {names[index]: cells[index] for index in used}
-        with np.errstate(over="ignore", invalid="ignore"):
-            # A sum is finite only if all its terms are.
-            finite = math.isfinite(np.add.reduce(cells, axis=None))
+        finite = bool(_finite(cells[np.newaxis])[0]) if self.finite is None else self.finite
         kind = _KINDS[self.kind]
         present |= self.exact_present
         return Frame(attempt, family, self.step, kind, time_s, values, present, self.exact, finite, late)
@@ -210,6 +211,14 @@ class OpenFrame:
         values = state["values"]
         known = {name: value for name, value in state.items() if name != "values"}
         return cls(**known, names=len(values), filled=values, count=int(np.count_nonzero(state["reported"])))
+
+
+def _finite(cells: Floats) -> Bools:
+    """Of each of several [name, rank], whether all its values are known to be finite."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        # A sum is finite only if all its terms are.
+        finite: Bools = np.isfinite(np.add.reduce(cells, axis=(1, 2)))
+    return finite
 
 
 def _kept(rows: Records, chosen: Chosen, places: NDArray[np.intp]) -> tuple[Floats, Bools | None, NDArray[np.intp]]:
@@ -322,6 +331,9 @@ class FrameWindow:
         """
         table = self._of_known_ranks(table)
         places = self._places(table.rows.names) if len(table) else np.zeros(0, dtype=np.intp)
+        if self._is_whole(table, places):
+            self._open_whole(table, places, now_s)
+            return []
         late: list[Frame] = []
         for step, chosen in table.by_step:
             if step > self.last_closed:
@@ -401,6 +413,41 @@ class FrameWindow:
             more = len(self._names) - len(self._streak)
             self._streak = np.pad(self._streak, ((0, more), (0, 0)))
         return np.array([self._index.get(name, -1) for name in names], dtype=np.intp)
+
+    def _is_whole(self, table: BundleTable, places: NDArray[np.intp]) -> bool:
+        """Whether a table has all ranks' rows of each of its steps, which are beyond all open ones: the usual case."""
+        if len(table) == 0 or table.repeats or len(table) != self._ranks * len(table.by_step):
+            return False
+        first, newest = table.by_step[0][0], self._steps[-1] if self._steps else self.last_closed
+        return first > newest and not table.rows.exact and (len(places) == 0 or int(places.min()) >= 0)
+
+    def _open_whole(self, table: BundleTable, places: NDArray[np.intp], now_s: float) -> None:
+        """Open the frames of all steps of a table at once."""
+        rows, steps = table.rows, [step for step, _ in table.by_step]
+        shape, order = (len(steps), self._ranks), np.concatenate([chosen for _, chosen in table.by_step])
+
+        def by_step(cells: NDArray[Any]) -> NDArray[Any]:
+            filled = np.zeros((shape[0], len(self._names), shape[1]), dtype=cells.dtype)
+            filled[:, places] = cells[:, order].reshape(-1, *shape).transpose(1, 0, 2)
+            return filled
+
+        values, reported = by_step(rows.values), np.ones(shape, dtype=np.bool_)
+        present = [None] * len(steps) if rows.present is None else by_step(rows.present)
+        kinds, finite = rows.kind[order].reshape(shape).max(axis=1).tolist(), _finite(values).tolist()
+        for at, step in enumerate(steps):
+            self._open[step] = OpenFrame(
+                step,
+                now_s,
+                len(self._names),
+                reported[at],
+                filled=values[at],
+                present=present[at],
+                brought=places,
+                count=self._ranks,
+                kind=kinds[at],
+                finite=finite[at],
+            )
+        self._steps += steps
 
     def _frame(self, step: int, now_s: float) -> OpenFrame:
         frame = self._open.get(step)

@@ -312,7 +312,7 @@ def compare(path: Path, job: str, proposal: Proposal) -> dict[str, Any]:
         configs,
         job=job,
         until_step=None,
-        progress=lambda _done, _total: None,
+        progress=lambda _done, _steps: None,
         rules=rules,
         make_detectors=make_detectors,
     )

@@ -166,7 +166,10 @@ def _texts(parts: Sequence[RowBlock], name: str) -> tuple[list[str], Ints]:
 
 
 OnProgress = Callable[[int, int], None]
-"""(done, total), in units of the sources."""
+"""(done, frames): how far it has read, in units of the sources, and the steps that it has judged."""
+
+PROGRESS_EVERY: Final = 1_024
+"""Observations after which progress is reported."""
 
 Together = list[tuple[Observation, TopologyState]]
 
@@ -216,7 +219,7 @@ def replay(
         configs: configurations of the detectors; each is run separately over all rows.
         job: its name.
         until_step: the last step to read; None = all.
-        progress: called after each batch of rows.
+        progress: called now and then.
         rules: of people on its metrics, whichever jobs they are for.
         make_detectors: makes the detectors of a configuration.
 
@@ -270,16 +273,21 @@ def _judged(pipeline: DetectionPipeline, together: Together) -> Iterator[tuple[l
 def _observations(
     readers: Sequence[RowReader], player: Player, until_step: int | None, outcome: ReplayResult, progress: OnProgress
 ) -> Iterator[Observation]:
-    total = sum(reader.total for reader in readers)
+    done = 0
     names = dict.fromkeys(name for reader in readers for name in reader.measured)
     try:
         for rows in merged(readers):
             kept = rows if until_step is None else _until(rows, until_step)
             names |= dict.fromkeys((*rows.records.names, *rows.records.exact))
             if kept is not None:
-                yield from player.play(kept)
+                before, size = player.rows, len(rows.records.step)
+                for number, observation in enumerate(player.play(kept)):
+                    yield observation
+                    if number % PROGRESS_EVERY == 0:
+                        progress(done + (rows.done - done) * (player.rows - before) // size, player.frames)
                 outcome.ranks = max(outcome.ranks, player.ranks)
-            progress(rows.done, total)
+            done = rows.done
+            progress(done, player.frames)
             if kept is None:
                 break
     except ReplayError as error:

@@ -51,6 +51,33 @@ def test_a_frame_closes_when_every_rank_has_reported(target):
     assert frame.present["loss"].tolist() == [True, True]
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_whole_steps_of_a_table_are_the_frames_of_their_rows_one_by_one(masked: bool) -> None:
+    random = np.random.default_rng(2)
+    step, rank = np.repeat(np.arange(5, 25), 3), np.tile(np.arange(3), 20)
+    order = random.permutation(60)
+    loss, busy_s = random.random(60), np.where(np.arange(60) == 31, np.inf, 1.0)
+    absent = masked & (random.random(60) < 0.1)
+    losses = [None if gone else float(one) for one, gone in zip(loss, absent, strict=True)]
+    given = [(int(step[at]), int(rank[at]), losses[at], float(busy_s[at])) for at in order]
+    together, apart = window(3), window(3)
+    for target in (together, apart):
+        add(target, 0, [0, 1, 2], lr=[1.0, 1.0, 1.0])
+    frames = [list(together.ready(0.0, 1.0)), list(apart.ready(0.0, 1.0))]
+
+    def put(target: FrameWindow, chosen: list[int]) -> None:
+        steps_of, ranks_of, of_loss, seconds = zip(*(given[at] for at in chosen), strict=True)
+        target.add(rows(table(steps_of, ranks_of, loss=of_loss, busy_s=seconds)), 0.0)
+
+    put(together, list(range(60)))
+    for at in range(60):
+        put(apart, [at])
+    frames[0] += together.ready(0.0, 1.0)
+    frames[1] += apart.ready(0.0, 1.0)
+    assert steps(frames[0]) == [0, *range(5, 25)]
+    assert [repr(one) for one in frames[0]] == [repr(one) for one in frames[1]]
+
+
 def test_frames_close_in_step_order_whatever_order_they_came_in(target):
     for step in (3, 1, 2):
         add(target, step, [0])

@@ -21,6 +21,7 @@ class Scripted:
 
     name = "scripted"
     version = 1
+    reads = frozenset({Occurrence})
 
     def __init__(self) -> None:
         self.notes = 0

@@ -128,7 +128,7 @@ def replayed(*paths: Path, mapping: str = "", until_step: int | None = None) -> 
         [CatalogueConfig()],
         job="gpt",
         until_step=until_step,
-        progress=lambda done, total: None,
+        progress=lambda done, steps: None,
     )
     if outcome.broken is not None:
         raise outcome.broken

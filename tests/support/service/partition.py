@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rankwatch_detectors.base import Finding, Observation
+from rankwatch_detectors.base import OBSERVATIONS, Finding, Observation
 from rankwatch_service.job.effects import Effects
 from rankwatch_service.log.base import Record, Saved, StoredTick
 from rankwatch_service.names import ALL_JOBS
@@ -15,7 +15,7 @@ from rankwatch_service.stream.saved import pack, unpack
 class Listener:
     """A detector that finds nothing and keeps what it observes, or what `told` makes of it."""
 
-    name, version = "listener", 1
+    name, version, reads = "listener", 1, OBSERVATIONS
 
     def __init__(
         self, heard: list[Any], reported: Callable[[Observation], Any] = lambda observation: observation

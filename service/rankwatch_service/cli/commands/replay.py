@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from rankwatch_service.incidents.model import Incident
     from rankwatch_service.replay.run import OnProgress, ReplayResult
 
+PROGRESS_AFTER_S: Final = 2.0
+"""A replay that takes longer shows its progress."""
+
 FILES_HELP: Final = "CSV (also .gz), Parquet or TensorBoard event files of one job."
 # Unreadable files are reported when they are opened, like all other problems with files.
 FILES = Annotated[list[Path], typer.Argument(help=FILES_HELP, readable=False)]
@@ -132,15 +135,23 @@ def _played(
 
 @contextmanager
 def _progress(total: int) -> Iterator[OnProgress]:
-    """A progress bar on stderr, if that is a terminal."""
+    """A progress bar on stderr, with steps a second and the time left, if that is a terminal and it takes longer."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
     console = Console(stderr=True)
-    columns = (TextColumn("reading"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    rate = TextColumn("{task.fields[rate]:,.0f} steps/s")
+    columns = (TextColumn("judging"), BarColumn(), TaskProgressColumn(), rate, TimeRemainingColumn())
+    began_s = time.monotonic()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("reading", total=max(total, 1))
-        yield lambda done, _: bar.update(task, completed=done)
+        task = bar.add_task("judging", total=max(total, 1), visible=False, rate=0.0)
+
+        def show(done: int, steps: int) -> None:
+            passed_s = time.monotonic() - began_s
+            if passed_s > PROGRESS_AFTER_S:
+                bar.update(task, completed=done, rate=steps / passed_s, visible=True)
+
+        yield show
 
 
 def _lists(outcome: ReplayResult, names: tuple[str, str]) -> list[tuple[str, list[Incident]]]:
