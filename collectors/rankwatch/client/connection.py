@@ -171,8 +171,12 @@ class RestConnection:
     Scripts send few requests, so connections are not kept, and there is nothing to close. Threads may share it.
     """
 
-    def __init__(self, endpoint: ServiceEndpoint) -> None:
+    def __init__(self, endpoint: ServiceEndpoint, timeout_s: float = TIMEOUT_S) -> None:
         """Connect with the first request.
+
+        Args:
+            endpoint: the service and the token.
+            timeout_s: longest wait for a connection, and for the next part of a reply unless a request names another.
 
         Raises:
             ValueError: the URL, the token or the file of trusted authorities cannot be used, or the URL is not safe
@@ -180,6 +184,7 @@ class RestConnection:
         """
         endpoint.trust.check(endpoint.url)
         self.url = endpoint.url
+        self._timeout_s = timeout_s
         token = split_token(endpoint.token).token
         if not token.isascii() or any(character.isspace() for character in token):
             raise ValueError("the token must be ASCII without spaces")
@@ -206,7 +211,7 @@ class RestConnection:
         query: Mapping[str, Any] | None = None,
         body: Any = None,
         if_match: str = "",
-        timeout_s: float = TIMEOUT_S,
+        timeout_s: float | None = None,
     ) -> RestReply:
         """Send a request, and give the reply of whatever status.
 
@@ -219,7 +224,7 @@ class RestConnection:
             query: parameters; None is omitted, and those of a list are repeated.
             body: is sent as JSON; None: nothing.
             if_match: ETag of what was read; empty: whatever has changed since.
-            timeout_s: longest wait for the next part of the reply.
+            timeout_s: longest wait for the next part of the reply; None: that of this connection.
 
         Raises:
             RestError: the service does not answer.
@@ -229,7 +234,7 @@ class RestConnection:
         left = TRIES if method in ("GET", "POST") else 1
         while True:
             left -= 1
-            connection = self._connected(timeout_s)
+            connection = self._connected(timeout_s or self._timeout_s)
             try:
                 reply = self._sent(connection, method, path, query, body, headers)
                 return RestReply(reply.status, reply.reason, reply.headers, reply.read())
@@ -307,9 +312,9 @@ class RestConnection:
     def _connected(self, timeout_s: float) -> HTTPConnection:
         host = self._parts.hostname or ""
         connection = (
-            HTTPSConnection(host, self._port, timeout=TIMEOUT_S, context=self._tls)
+            HTTPSConnection(host, self._port, timeout=self._timeout_s, context=self._tls)
             if self._tls
-            else HTTPConnection(host, self._port, timeout=TIMEOUT_S)
+            else HTTPConnection(host, self._port, timeout=self._timeout_s)
         )
         try:
             connection.connect()

@@ -54,8 +54,16 @@ def _say(message: str) -> None:
 
 
 def _on_a_training_host(command: str = "", *arguments: str) -> None:
-    """Start the commands that need nothing but the collectors, since typer may not be installed."""
+    """Start the commands that need nothing but the collectors, since typer may not be installed.
+
+    Where it is, it prints their help, in the style of all others.
+    """
     import os
+    from importlib.util import find_spec
+
+    own = arguments[:1] if command == "run" else arguments  # what follows is the training command's
+    if {"-h", "--help"} & {*own} and find_spec("typer"):
+        return
 
     if command == "run":
         from rankwatch.run.command import main as run

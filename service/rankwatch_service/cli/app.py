@@ -27,6 +27,7 @@ app: Final = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
     help="Watches every rank of a distributed training job, names the one that fails, and recovers the training.",
     epilog="Start with [bold]rankwatch demo[/bold] or [bold]rankwatch up[/bold].",
 )
@@ -60,8 +61,9 @@ app.command("stream", rich_help_panel=RUN)(roles.stream)
 app.command("notify", rich_help_panel=RUN)(roles.notify)
 app.command("run", rich_help_panel=RUN)(roles.run)
 app.command("follow", rich_help_panel=RUN)(roles.follow)
-app.command("agent", rich_help_panel=RUN, context_settings=roles.PASS_ON, add_help_option=False)(roles.agent)
+app.command("agent", rich_help_panel=RUN)(roles.agent)
 
+app.command("health", rich_help_panel=WATCH)(health)
 app.add_typer(jobs.app, name="jobs", rich_help_panel=WATCH)
 app.add_typer(incidents.app, name="incidents", rich_help_panel=WATCH)
 app.command("alerts", rich_help_panel=WATCH)(notifications.alerts)
@@ -82,4 +84,3 @@ app.command("login", rich_help_panel=KEEP)(access.login)
 app.add_typer(access.token, name="token", rich_help_panel=KEEP)
 app.add_typer(database.app, name="db", rich_help_panel=KEEP)
 app.command("doctor", rich_help_panel=KEEP)(doctor)
-app.command("health", rich_help_panel=KEEP)(health)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
@@ -104,15 +104,19 @@ LISTED: Final[Mapping[str, Mapping[str, Any]]] = {
 class CliClient:
     """A client of one service with one token. Raises `CliError` for every refusal."""
 
-    def __init__(self, endpoint: ServiceEndpoint) -> None:
+    def __init__(self, endpoint: ServiceEndpoint, timeout_s: float = TIMEOUT_S) -> None:
         """Connect with the first request.
+
+        Args:
+            endpoint: the service and the token.
+            timeout_s: longest wait for a connection, and for the next part of a reply.
 
         Raises:
             CliError: the URL, the token or the file of trusted authorities cannot be used, or the URL is not safe
                 enough.
         """
         try:
-            self._connection = RestConnection(endpoint)
+            self._connection = RestConnection(endpoint, timeout_s)
         except ValueError as error:
             raise CliError(Status.USAGE, str(error)) from error
         self.url = self._connection.url
@@ -121,8 +125,14 @@ class CliClient:
         """Read one resource. Query values that are None are omitted."""
         return self._request("GET", path, query=query)
 
-    def items(self, path: str, limit: int, **query: Any) -> Iterator[dict[str, Any]]:
+    def items(self, path: str, limit: int, before: int = 0, /, **query: Any) -> Iterator[dict[str, Any]]:
         """Read a list, page by page, up to `limit` items; prints a note if there are more.
+
+        Args:
+            path: of the list.
+            limit: most items.
+            before: items that are listed before these.
+            query: parameters.
 
         Raises:
             CliError: the service refuses it, or a job of the query does not exist.
@@ -139,9 +149,9 @@ class CliClient:
             if not cursor:
                 return
         note(
-            f"showing {limit} of {total}; use --limit for more"
+            f"showing {before + limit} of {before + total}; use --limit for more"
             if total
-            else f"showing the first {limit}; use --limit for more"
+            else f"showing the first {before + limit}; use --limit for more"
         )
 
     def require_jobs(self, jobs: Iterable[str] | None) -> None:
@@ -153,8 +163,8 @@ class CliClient:
         for job in jobs or ():
             self.get(job_path(job))
 
-    def save(self, path: str, target: Path, **query: Any) -> int:
-        """Write the content of a resource to a new file; returns its bytes.
+    def save(self, path: str, target: Path, on_bytes: Callable[[int], None], **query: Any) -> int:
+        """Write the content of a resource to a new file, and tell how many bytes it has; returns how many in all.
 
         Raises:
             CliError: the service refuses it, the file exists, or it cannot be written.
@@ -164,7 +174,10 @@ class CliClient:
         fresh = target.with_name(f".{target.name}.new")
         try:
             with _exit_statuses(), fresh.open("wb") as file:
-                written = sum(file.write(chunk) for chunk in self._connection.chunks(path, query))
+                for chunk in self._connection.chunks(path, query):
+                    file.write(chunk)
+                    on_bytes(file.tell())
+                written = file.tell()
             fresh.replace(target)
         except OSError as error:
             raise CliError(Status.USAGE, f"{target}: {error.strerror or error}") from error
@@ -186,7 +199,7 @@ class CliClient:
         with _exit_statuses():
             return self._connection.answer("GET", path).headers.get("date", "")
 
-    def post(self, path: str, body: Mapping[str, Any] | None = None, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
+    def post(self, path: str, body: Mapping[str, Any] | None = None, timeout_s: float | None = None) -> dict[str, Any]:
         """Create or change one resource."""
         return self._request("POST", path, body=body, timeout_s=timeout_s)
 

@@ -6,12 +6,15 @@ Names of jobs and comments may contain control codes; none of them reaches the t
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
+from threading import Timer
 from typing import Any, Final, TextIO
 
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -42,8 +45,8 @@ PIPE_COLUMNS: Final = 2_000
 """Longer than any line of ours."""
 
 NO_VALUE: Final = "–"
-WRAPPED_MIN: Final = 36
-"""Width at which the last column of a table stays readable."""
+BESIDE_MIN: Final = 48
+"""Width from which sentences stand beside the other columns."""
 CUT_MIN: Final = 8
 """Width to which another column is cut at most."""
 
@@ -61,17 +64,19 @@ def print_json(things: Iterable[Mapping[str, Any]], out: TextIO | None = None) -
 
 def print_table(headings: Iterable[str], rows: Iterable[Iterable[Cell]], empty: str) -> None:
     """Print a table to stdout; if it has no rows, print `empty` to stderr."""
-    table = new_table(headings, rows)
-    if table.row_count:
-        _print(table)
+    found = list(rows)
+    if found:
+        _print(new_table(headings, found))
     elif empty:
         note(empty)
 
 
-def new_table(headings: Iterable[str], rows: Iterable[Iterable[Cell]]) -> Table:
-    """A table that fits the terminal: its last column is wrapped, and others are cut with …; in a pipe nothing is.
+def new_table(headings: Iterable[str], rows: Iterable[Iterable[Cell]]) -> RenderableType:
+    """A table that fits the terminal; in a pipe each row is a line, and nothing is cut.
 
-    Ids are whole everywhere, so that they can be copied. At a terminal, columns without any value are left out.
+    At a terminal columns without any value are left out, and sentences, which are the last column, are wrapped beside
+    the others or, where there is little room, below them. Only if the others alone are too wide they are cut with …;
+    ids are whole everywhere, so that they can be copied.
     """
     lines = [[cell if isinstance(cell, Text) else Text(printable(cell)) for cell in row] for row in rows]
     columns = [
@@ -79,17 +84,43 @@ def new_table(headings: Iterable[str], rows: Iterable[Iterable[Cell]]) -> Table:
         for at, heading in enumerate(headings)
         if not sys.stdout.isatty() or any(line[at].plain != NO_VALUE for line in lines)
     ]
-    table = Table(box=None, pad_edge=False, header_style="bold dim")
     widths = [max(len(heading), *map(longest_line, cells)) if cells else 0 for heading, cells in columns]
     fixed = [any(cell.no_wrap for cell in cells) for _, cells in columns]
     if sys.stdout.isatty():
-        _fit(widths, fixed, Console().width - 2 * (len(columns) - 1))
+        room = Console().width - 2 * (len(columns) - 1)
+        if _are_sentences(columns[-1][1]) and room - sum(widths[:-1]) < min(widths[-1], BESIDE_MIN):
+            *columns, (_, sentences) = columns
+            _fit(widths := widths[:-1], fixed, room + 2)
+            return Group(*_stacked(columns, widths, sentences))
+        _fit(widths, fixed, room)
+    table = Table(box=None, pad_edge=False, header_style="bold dim")
     for at, (heading, cells) in enumerate(columns):
-        wraps = at == len(columns) - 1 and any(" " in cell.plain for cell in cells)
+        wraps = at == len(columns) - 1 and _are_sentences(cells)
         table.add_column(heading, width=widths[at], no_wrap=not wraps, overflow="fold" if wraps else "ellipsis")
     for line in zip(*(cells for _, cells in columns), strict=True):
         table.add_row(*line)
     return table
+
+
+def _are_sentences(cells: Sequence[Text]) -> bool:
+    return any(" " in cell.plain and not cell.no_wrap for cell in cells)
+
+
+def _stacked(
+    columns: Sequence[tuple[str, Sequence[Text]]], widths: Sequence[int], sentences: Sequence[Text]
+) -> Iterator[RenderableType]:
+    """Each row with its sentence below it."""
+
+    def line(cells: Iterable[Text]) -> Text:
+        fitted = [cell.copy() for cell in cells]
+        for cell, width in zip(fitted, widths, strict=True):
+            cell.truncate(width, overflow="ellipsis", pad=True)
+        return Text("  ").join(fitted)
+
+    yield line(Text(heading, style="bold dim") for heading, _ in columns)
+    for *cells, sentence in zip(*(cells for _, cells in columns), sentences, strict=True):
+        yield line(cells)
+        yield Padding(sentence, (0, 0, 0, 2))
 
 
 def longest_line(text: Text) -> int:
@@ -99,10 +130,10 @@ def longest_line(text: Text) -> int:
 
 def _fit(widths: list[int], fixed: Sequence[bool], room: int) -> None:
     """Make columns narrower until they fit: the last one first, since it wraps, then the widest one that is no id."""
-    if not fixed[-1]:
-        widths[-1] = max(min(widths[-1], room - sum(widths[:-1])), min(widths[-1], WRAPPED_MIN))
+    if len(fixed) == len(widths) and not fixed[-1]:
+        widths[-1] = max(min(widths[-1], room - sum(widths[:-1])), min(widths[-1], BESIDE_MIN))
     while sum(widths) > room:
-        widest = max((at for at, keep in enumerate(fixed) if not keep), key=widths.__getitem__, default=0)
+        widest = max((at for at in range(len(widths)) if not fixed[at]), key=widths.__getitem__, default=0)
         if fixed[widest] or widths[widest] <= CUT_MIN:
             return
         widths[widest] -= 1
@@ -120,7 +151,7 @@ def print_fields(fields: Iterable[tuple[str, Cell]]) -> None:
     _print(table)
 
 
-def _print(table: Table) -> None:
+def _print(table: RenderableType) -> None:
     """Print to stdout. In a pipe or a file, lines are not wrapped, and nothing is behind their last word."""
     if sys.stdout.isatty():
         Console().print(table)
@@ -215,6 +246,53 @@ def age(unix_ns: int) -> str:
     from rankwatch_service.incidents.answers import duration
 
     return duration((SystemClock().unix_ns() - unix_ns) / 1e9)
+
+
+PROGRESS_AFTER_S: Final = 2.0
+"""What takes less time needs no bar."""
+
+
+@contextmanager
+def progress(what: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
+    """Show on stderr how far something is that takes its time, if that is a terminal; it is gone at the end.
+
+    Args:
+        what: what is done.
+        total: bytes in all, where they are known.
+
+    Yields:
+        what is told the bytes that are done, as far as they are known.
+    """
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    bar = Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TextColumn("{task.fields[size]}"),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    task = bar.add_task(what, total=total, size="")
+    late = Timer(PROGRESS_AFTER_S, bar.start)
+    late.daemon = True
+    late.start()
+    try:
+        yield lambda done: bar.update(task, completed=done, size=f"{done / 1e6:,.1f} MB")
+    finally:
+        late.cancel()
+        late.join()
+        bar.stop()
+
+
+def done(said: str, result: Mapping[str, Any], as_json: bool) -> None:
+    """Print what a command has done: a sentence on stderr, or an object on stdout."""
+    if as_json:
+        print_json([result])
+    else:
+        note(said)
 
 
 def show(things: Iterable[dict[str, Any]], as_json: bool, columns: Columns, empty: str) -> None:

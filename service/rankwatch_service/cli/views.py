@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 _NAMES: Final[Mapping[str, str]] = {
     "age_s": "without progress, as last reported",
     "alerts_firing": "alerts that fire",
-    "cost_gpu_hours_per_hour": "cost, as its detector estimates",
     "how": "exit status is from",
     "log_likelihood_ratio": "log-likelihood ratio",
     "os_state": "process state",
@@ -37,6 +36,9 @@ _NAMES: Final[Mapping[str, str]] = {
     "witness": "judged by",
 }
 """Names of fields that need an explanation."""
+
+_ABOVE: Final = frozenset({"cost_gpu_hours_per_hour"})
+"""Fields whose figure stands among those of the incident."""
 
 _VALUES: Final[Mapping[str, Mapping[str, str]]] = {
     "how": {"pidfd": "the kernel", "zombie": "the process table"},
@@ -86,7 +88,7 @@ def evidence_rows(evidence: Mapping[str, Any]) -> Iterator[tuple[str, Text]]:
     """
     compared = {usual for name in evidence if (usual := _usual(name, evidence))}
     for name, value in evidence.items():
-        if name in compared or value in _UNKNOWN:
+        if name in compared or name in _ABOVE or value in _UNKNOWN:
             continue
         if name == "stacks" and isinstance(value, list):
             for one in value:

@@ -86,6 +86,8 @@ def impact(kind: str, severity: str, evidence: Mapping[str, Any], state: str = "
         return "none is proven while loss and gradients stay finite"
     if kind == Kind.LOSS_DIVERGENCE and severity == Severity.INFO:
         return KINDS[Kind.LOSS_SPIKE].impact
+    if kind == Kind.STRAGGLER and severity == Severity.INFO:
+        return "next to none: no rank waits for it for long"
     if "straggler" in evidence:
         return "its ranks are slow, and the others wait for them"
     if kind == Kind.TELEMETRY_LOST and evidence.get("steps_go_on"):
@@ -190,6 +192,8 @@ _BY_CAUSE: Final[Mapping[tuple[Kind, str], str]] = {
 
 def under_cause(kind: str, cause: str, evidence: Mapping[str, Any], accelerated: bool) -> str:
     """What to do in place of the first step of a kind, as far as the cause is known; empty: that step."""
+    if kind == Kind.SLOWDOWN and not accelerated and cause == "device":
+        return "See what else runs on the hosts (`top`), and the limits of their containers."
     if kind == Kind.STRAGGLER and not accelerated and cause in ("host", "worker", "device", ""):
         pids = _pids(evidence)
         cores = f", which cores process {pids[0]} may use (`taskset -cp {pids[0]}`)" if pids else ""
@@ -201,7 +205,7 @@ def under_cause(kind: str, cause: str, evidence: Mapping[str, Any], accelerated:
     return _BY_CAUSE.get((Kind(kind), cause), "")
 
 
-def over(kind: str, severity: str, evidence: Mapping[str, Any], state: str) -> str:
+def over(kind: str, severity: str, evidence: Mapping[str, Any], state: str, accelerated: bool) -> str:
     """What is left to do about what is no fault, or is over; empty: it is neither."""
     if kind == Kind.RANK_LOST and severity == Severity.INFO:
         if evidence.get("requested"):
@@ -214,7 +218,7 @@ def over(kind: str, severity: str, evidence: Mapping[str, Any], state: str) -> s
         return "Nothing: it is over."
     if has_norm_alone(kind, severity, evidence):
         return "The job has ended. Before you start it again: look at the data of that rank, then at its device."
-    return _before_restart(kind, evidence)
+    return _before_restart(kind, evidence, accelerated)
 
 
 _XIDS: Final = (
@@ -226,7 +230,7 @@ NATIVE: Final = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, s
 """Signals by which native code or broken hardware ends a process."""
 
 
-def how_it_ended(evidence: Mapping[str, Any], ranks: Sequence[int] = ()) -> str:
+def how_it_ended(evidence: Mapping[str, Any], ranks: Sequence[int], accelerated: bool) -> str:
     """The first step for people after a lost rank, chosen by the cause of its end as far as it is known."""
     error, where = str(evidence.get("error") or ""), str(evidence.get("where") or "")
     number, code = evidence.get("signal"), evidence.get("code")
@@ -245,7 +249,12 @@ def how_it_ended(evidence: Mapping[str, Any], ranks: Sequence[int] = ()) -> str:
             "wait for an answer."
         )
     if number in NATIVE:
-        return f"On its host `dmesg -T | tail -50`: {_XIDS}, native code failed: the end of {log} may say where."
+        failed = f"native code failed: the end of {log} may say where."
+        return (
+            f"On its host `dmesg -T | tail -50`: {_XIDS}, {failed}"
+            if accelerated
+            else f"{failed[:1].upper()}{failed[1:]}"
+        )
     if code == 0:
         return "See why its loop was over before the others': a break, an exit, or less data than they have."
     if code is not None:
@@ -261,9 +270,12 @@ def _pids(evidence: Mapping[str, Any]) -> Sequence[int]:
     return next(iter((evidence.get(PIDS) or {}).values()), ())
 
 
-def _before_restart(kind: str, evidence: Mapping[str, Any]) -> str:
+def _before_restart(kind: str, evidence: Mapping[str, Any], accelerated: bool) -> str:
     """What is left to do about what lasted until its job ended."""
-    step = how_it_ended(evidence) if kind == Kind.RANK_LOST else KINDS[Kind(kind)].first_steps[0]
+    if kind == Kind.RANK_LOST:
+        step = how_it_ended(evidence, (), accelerated)
+    else:
+        step = under_cause(kind, "", evidence, accelerated) or KINDS[Kind(kind)].first_steps[0]
     if step.startswith("Nothing"):
         return "Nothing: the job has ended."
     return f"The job has ended. Before you start it again: {lower(step)}"

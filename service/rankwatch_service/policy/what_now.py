@@ -96,7 +96,7 @@ def what_now(incident: IncidentVersion, world_size: int = 0, accelerated: bool =
         world_size: ranks of the job; 0: unknown.
         accelerated: an hour of a rank is one of a GPU.
     """
-    if done := over(incident.kind, incident.severity, incident.evidence, incident.state):
+    if done := over(incident.kind, incident.severity, incident.evidence, incident.state, accelerated):
         return WhatNow("", (done,))
     case = _Case(incident, world_size, accelerated)
     steps = [step for step in case.steps() if step]
@@ -111,7 +111,12 @@ def hours(cost: float, accelerated: bool) -> str:
     >>> hours(0.2961, True)
     '0.3 GPU-hours'
     """
-    return f"{cost:,.0f} {cost_unit(accelerated)}" if cost >= 10 else f"{cost:.2g} {cost_unit(accelerated)}"
+    return f"{amount(cost)} {cost_unit(accelerated)}"
+
+
+def amount(number: float) -> str:
+    """A number of GPUs or hours with two digits, or as whole."""
+    return f"{number:,.0f}" if number >= 10 else f"{number:.2g}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +259,7 @@ class _Case:
             case Kind.HANG:
                 return self.of_a_hang(steps)
             case Kind.RANK_LOST:
-                return [how_it_ended(incident.evidence, incident.ranks), self.started_again()]
+                return [how_it_ended(incident.evidence, incident.ranks, self.accelerated), self.started_again()]
             case Kind.CORRUPTION | Kind.NONFINITE:
                 return self.of_weights(steps)
             case Kind.LOSS_DIVERGENCE if incident.severity is not Severity.INFO:
@@ -315,7 +320,7 @@ class _Case:
             return [first, f"{still}: {move} {listed}{relaunch}.", *others]
         without, on_host = "", int(incident.evidence.get(RANKS_ON_HOST) or 0)
         if on_host:
-            of_host, now = f"{on_host} {'GPUs' if self.accelerated else 'ranks'}", f"{rate:.2g} are lost now"
+            of_host, now = f"{on_host} {'GPUs' if self.accelerated else 'ranks'}", f"{amount(rate)} are lost now"
             go_on = f"go on: leaving {self.host} out would lose {of_host}, and {now}"
             leave = f"leave {self.host} out: it has {of_host}, and {now}"
             without = f" Without a spare {go_on if on_host >= rate else leave}."

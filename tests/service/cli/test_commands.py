@@ -94,6 +94,33 @@ def test_a_command_is_requested_listed_and_cancelled(rankwatch):
     rankwatch("commands", "cancel", newest["short_id"])
 
 
+def test_what_changes_something_prints_one_object_with_json(rankwatch, api, incident, tmp_path):
+    rules = tmp_path / "rules.toml"
+    rules.write_text('[[rule]]\nname = "low"\nmetric = "loss"\nwhen = "below"\nvalue = 0.1\n')
+    made = {}
+    for line in (
+        "incidents ack inc_9",
+        "incidents unack inc_9",
+        "incidents comment inc_9 hello",
+        "incidents feedback inc_9 useful",
+        "incidents feedback inc_9 none",
+        "jobs edit a --owner ann",
+        "silences add --comment x --job a",
+        "silences expire {silences}",
+        "receivers add json https://hooks.example/hook",
+        "receivers remove json",
+        f"rules apply {rules}",
+        "rules delete low",
+        "tuning reset",
+        "pause gpt-small",
+        "commands cancel {pause}",
+        "incidents resolve inc_9 --reason x",
+    ):
+        status, out, err = rankwatch(*line.format_map(made).split(), "--json")
+        assert (status, out.count("\n"), err) == (0, 1, ""), line
+        made |= {line.split()[0]: json.loads(out).get("id")}
+
+
 def test_waiting_ends_with_1_where_a_command_is_not_applied_in_time(rankwatch, api):
     status, _, err = rankwatch("rollback", "gpt-small", "--wait", "--timeout", "0.3")
     assert status == 1
@@ -127,7 +154,7 @@ def test_silences_are_added_listed_and_ended(rankwatch):
     status, out, err = rankwatch("silences", "add", *silenced)
     assert status == 0, err
     silence = out.strip()
-    (found,) = map(json.loads, rankwatch("silences", "--json")[1].splitlines())
+    (found,) = [one for one in rows(rankwatch, "silences") if one["comment"] == "drill"]
     assert re.fullmatch(r"sil_[0-9a-f]{24}", found["id"])
     assert silence == found["short_id"] == short(found["id"])
     assert found["matchers"] == ['host="node-a"', 'severity!="critical"']

@@ -12,6 +12,7 @@ from sqlalchemy import Engine
 from typer.testing import CliRunner, Result
 
 from rankwatch_service.cli.app import app
+from rankwatch_service.cli.commands.doctor import show_health
 from rankwatch_service.cli.errors import CliError, Status
 from rankwatch_service.clock import SystemClock
 from rankwatch_service.notify.lease import Lease
@@ -138,8 +139,8 @@ def store(tmp_path: Path) -> Iterator[Engine]:
 
 
 def asked(role: str, folder: Path) -> Result:
-    """What `rankwatch health` says of a role; of an empty one, of both."""
-    return CliRunner().invoke(app, ["health", *filter(None, [role]), "--data", str(folder)])
+    """What `rankwatch health` says of a role."""
+    return CliRunner().invoke(app, ["health", role, "--data", str(folder)])
 
 
 def reported(engine: Engine, host: str, age_s: float) -> None:
@@ -165,9 +166,25 @@ def test_a_notifier_is_healthy_while_somebody_holds_its_lease(tmp_path: Path, st
     assert isinstance(asked("notify", tmp_path).exception, CliError)
     assert Lease(store, "notify", SystemClock()).hold()
     assert asked("notify", tmp_path).exit_code == 0
-    assert isinstance(asked("", tmp_path).exception, CliError), "no stream process has reported"
-    reported(store, socket.gethostname(), 3.0)
-    assert asked("", tmp_path).exit_code == 0
+
+
+def test_health_alone_says_what_is_wrong_first_and_then_all_parts(rankwatch, api):
+    status, out, _ = rankwatch("health")
+    lines = [line.split("  ")[0].strip() for line in out.splitlines()]
+    assert (status, lines[0]) == (1, "service")
+    assert "problems, which are critical" in out
+    assert "No notifier has ever run: nobody is notified" in out
+    assert lines[-7:] == ["api", "stream", "notifier", "receivers", "agents", "detectors", "database"]
+    assert len(lines) <= 24, "more than one screen"
+    status, out, _ = rankwatch("health", "--json")
+    assert (status, json.loads(out)["state"]) == (1, "critical")
+
+
+def test_health_says_in_one_line_that_all_parts_work(rankwatch, capsys):
+    found = json.loads(rankwatch("health", "--json")[1])
+    show_health(found | {"problems": [], "state": "ok"}, "http://x")
+    out = capsys.readouterr().out
+    assert ("all parts work" in out.splitlines()[0], "none: nobody is notified" in out) == (True, True)
 
 
 def test_a_missing_database_is_reported_in_one_line() -> None:

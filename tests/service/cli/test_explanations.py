@@ -88,12 +88,12 @@ def test_a_silent_job_says_what_is_judged_and_the_smallest_fault(rankwatch):
 
 def test_a_saved_file_is_whole_or_not_there(api, tmp_path):
     client = CliClient(ServiceEndpoint(api.url, api.admin))
-    file = tmp_path / "audit.jsonl"
-    assert client.save("/api/v1/audit/export", file) == file.stat().st_size
+    file, sizes = tmp_path / "audit.jsonl", []
+    assert client.save("/api/v1/audit/export", file, sizes.append) == file.stat().st_size
     with pytest.raises(CliError, match="overwrites nothing"):
-        client.save("/api/v1/audit/export", file)
+        client.save("/api/v1/audit/export", file, sizes.append)
     with pytest.raises(CliError, match="none"):
-        client.save("/api/v1/jobs/none/telemetry", tmp_path / "other")
+        client.save("/api/v1/jobs/none/telemetry", tmp_path / "other", sizes.append)
     assert list(tmp_path.glob("*other*")) == []
 
 

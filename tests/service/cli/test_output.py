@@ -57,17 +57,35 @@ def test_a_pipe_gets_one_line_for_each_row(capsys, monkeypatch):
     assert len(capsys.readouterr().out.splitlines()) == 2
 
 
-@pytest.mark.parametrize("columns", [80, 100])
-def test_a_table_fits_the_terminal_and_cuts_what_is_no_id_and_no_sentence(capsys, monkeypatch, columns):
+@pytest.mark.parametrize(("columns", "name"), [(80, "nnn…"), (100, "n" * 70), (160, "n" * 70)])
+def test_a_table_fits_the_terminal_and_cuts_what_is_no_id_and_no_sentence(capsys, monkeypatch, columns, name):
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     rows = [[output.identifier("0123456789"), "n" * 70, output.plain(None), output.plain("one of many words " * 9)]]
     output.print_table(["id", "name", "owner", "summary"], rows, "none")
     heading, *lines = (line.rstrip() for line in capsys.readouterr().out.splitlines())
     assert "owner" not in heading  # nothing is in it
-    assert (lines[0].split()[0], "nnn…" in lines[0]) == ("0123456789", True)
+    assert (lines[0].split()[0], name in lines[0]) == ("0123456789", True)
+    assert ("one of many" in lines[0]) == (columns == 160)  # else it stands below
     assert all(len(line) <= columns for line in lines)
     assert " ".join(" ".join(lines).split()).count("one of many words") == 9
+
+
+def test_what_takes_long_shows_a_bar_at_a_terminal_alone(capsys, monkeypatch):
+    monkeypatch.setattr(output, "PROGRESS_AFTER_S", 0.0)
+    for at_terminal in (True, False):
+        monkeypatch.setattr("sys.stderr.isatty", lambda at_terminal=at_terminal: at_terminal)
+        with output.progress("writing x") as show:
+            show(3_000_000)
+        captured = capsys.readouterr()
+        assert (captured.out, "writing x" in captured.err) == ("", at_terminal)
+
+
+def test_what_is_short_shows_no_bar(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    with output.progress("writing x"):
+        pass
+    assert capsys.readouterr().err == ""
 
 
 def test_a_pipe_gets_no_blanks_behind_the_last_word(capsys):

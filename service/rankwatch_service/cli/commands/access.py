@@ -25,6 +25,7 @@ def login(
         str, typer.Option("--token", prompt="Token", hide_input=True, help="Access token; prompted for if not given.")
     ],
     insecure: INSECURE = False,
+    as_json: JSON = False,
 ) -> None:
     """Store the URL and token of a service for other commands, in the user's configuration folder."""
     import os
@@ -36,7 +37,7 @@ def login(
     CliClient(endpoint).get("/api/v1/jobs", limit=1)
     config = user_places(os.environ).login
     store_endpoint(endpoint, config)
-    output.note(f"stored in {config}")
+    output.done(f"stored in {config}", {"url": endpoint.url, "file": str(config)}, as_json)
 
 
 @token.command("create")
@@ -48,6 +49,7 @@ def create(
         str, typer.Option(help="The only project whose jobs it may access; jobs that begin by it are of this project.")
     ] = "",
     lasting: Annotated[str, typer.Option("--for", help="Lifetime, such as 90s, 30m, 2h or 1d; or never.")] = "90d",
+    as_json: JSON = False,
     data: DATA = None,
     database_url: DATABASE_URL = None,
 ) -> None:
@@ -89,7 +91,7 @@ def create(
         if can_approve(scopes):
             made = {"name": name, "scopes": sorted(scopes), "job": job, "project": project, "expires": lasting}
             _tell_receivers(connection, made | {"token": token_id}, now)
-    print(with_pin(text, pin))
+    _print_secret({"id": token_id, "token": with_pin(text, pin), "expires_unix_ns": expires}, "token", as_json)
 
 
 @token.command("job")
@@ -106,6 +108,7 @@ def job_token(
         Path | None,
         typer.Option(help="Keep it here instead of printing it; one that is valid for half of --for or more stays."),
     ] = None,
+    as_json: JSON = False,
     data: DATA = None,
     database_url: DATABASE_URL = None,
 ) -> None:
@@ -131,11 +134,11 @@ def job_token(
     try:
         with existing_database(data, database_url) as engine:
             if file and is_lasting_token_of(engine, file, clock, whose, pin, lasts_ns // 2):
-                output.note(f"{file} contains a valid token of {job}")
+                output.done(f"{file} contains a valid token of {job}", {"job": job, "file": str(file)}, as_json)
                 return
             with write(engine) as connection:
                 now = clock.unix_ns()
-                _, text = issue_token(
+                token_id, text = issue_token(
                     connection,
                     "command line",
                     f"agents of {job}",
@@ -149,11 +152,12 @@ def job_token(
                     owner=owner,
                 )
         text = with_pin(text, pin)
+        made = {"id": token_id, "job": job, "expires_unix_ns": now + lasts_ns}
         if file is None:
-            print(text)
+            _print_secret(made | {"token": text}, "token", as_json)
         else:
             write_secret(file, text + "\n")
-            output.note(f"{file} contains a new token of {job}")
+            output.done(f"{file} contains a new token of {job}", made | {"file": str(file)}, as_json)
         admits = f"{hosts} agents at a time" if hosts else "as many agents as come (--hosts N limits them)"
         expires = output.moment(now + lasts_ns)
         output.note(f"for {admits}, until {expires}, in {service_in_force(data, database_url)}")
@@ -162,7 +166,7 @@ def job_token(
 
 
 @token.command("login")
-def login_link(data: DATA = None, database_url: DATABASE_URL = None) -> None:
+def login_link(as_json: JSON = False, data: DATA = None, database_url: DATABASE_URL = None) -> None:
     """Print a link that logs a browser in, once and within 10 minutes, with scope admin."""
     import os
 
@@ -179,7 +183,7 @@ def login_link(data: DATA = None, database_url: DATABASE_URL = None) -> None:
     with existing_database(data, database_url) as engine, write(engine) as connection:
         text = issue_login(connection, "command line", now)
         _tell_receivers(connection, {"name": LOGIN_NAME, "scopes": [Scope.ADMIN]}, now)
-    print(f"{url}/login#{text}")
+    _print_secret({"url": f"{url}/login#{text}"}, "url", as_json)
 
 
 def _tell_receivers(connection: Connection, made: Mapping[str, Any], now_unix_ns: int) -> None:
@@ -230,6 +234,7 @@ def list_tokens(as_json: JSON = False, data: DATA = None, database_url: DATABASE
 @token.command("revoke")
 def revoke(
     token_id: Annotated[str, typer.Argument(metavar="ID", help="Id of the token (not its text).")],
+    as_json: JSON = False,
     data: DATA = None,
     database_url: DATABASE_URL = None,
 ) -> None:
@@ -243,7 +248,15 @@ def revoke(
         if not revoke_token(connection, token_id):
             raise CliError(Status.USAGE, f"there is no token {token_id!r}")
         audit_trail.append(connection, SystemClock().unix_ns(), "command line", "token.revoke", token_id, "ok")
-    output.note(f"revoked {token_id}")
+    output.done(f"revoked {token_id}", {"token": token_id, "revoked": True}, as_json)
+
+
+def _print_secret(made: Mapping[str, Any], name: str, as_json: bool) -> None:
+    """Print what was made: the secret alone, for `$(…)`, or all of it."""
+    if as_json:
+        output.print_json([made])
+    else:
+        print(made[name])
 
 
 def _require_names(*texts: str) -> None:

@@ -62,26 +62,27 @@ def trace(command: COMMAND, as_json: JSON = False, url: URL = None, token: TOKEN
 
 
 @app.command("approve")
-def approve(command: COMMAND, url: URL = None, token: TOKEN = None) -> None:
+def approve(command: COMMAND, as_json: JSON = False, url: URL = None, token: TOKEN = None) -> None:
     """Approve a command that waits for approval, unless you requested it."""
     found = connect(url, token).post(f"/api/v1/commands/{command}/approve", {})
-    output.note(f"{output.short_id(found['id'])} is {found['state']}")
+    output.done(f"{output.short_id(found['id'])} is {found['state']}", found, as_json)
 
 
 @app.command("refuse")
 def refuse(
     command: COMMAND,
     reason: Annotated[str, typer.Option(help="Reason, shown to the requester and in the audit trail.")],
+    as_json: JSON = False,
     url: URL = None,
     token: TOKEN = None,
 ) -> None:
     """Refuse a command that waits for approval, unless you requested it."""
     found = connect(url, token).post(f"/api/v1/commands/{command}/refuse", {"reason": reason})
-    output.note(f"{output.short_id(found['id'])} is {found['state']}")
+    output.done(f"{output.short_id(found['id'])} is {found['state']}", found, as_json)
 
 
 @app.command("cancel")
-def cancel(command: COMMAND, url: URL = None, token: TOKEN = None) -> None:
+def cancel(command: COMMAND, as_json: JSON = False, url: URL = None, token: TOKEN = None) -> None:
     """Cancel a command that has not been applied."""
     found = connect(url, token).post(f"/api/v1/commands/{command}/cancel", {})
-    output.note(f"{output.short_id(found['id'])} is {found['state']}")
+    output.done(f"{output.short_id(found['id'])} is {found['state']}", found, as_json)

@@ -13,7 +13,7 @@ import typer
 from rankwatch_service.cli import output
 from rankwatch_service.cli.configuration import configured_settings
 from rankwatch_service.cli.errors import CliError, Status
-from rankwatch_service.cli.options import DATA, DATABASE_URL, KAFKA
+from rankwatch_service.cli.options import DATA, DATABASE_URL, JSON, KAFKA
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -117,7 +117,9 @@ app = typer.Typer(help="Upgrade or check the tables of the database.", no_args_i
 
 
 @app.command("upgrade")
-def upgrade_database(data: DATA = None, database_url: DATABASE_URL = None, kafka: KAFKA = None) -> None:
+def upgrade_database(
+    data: DATA = None, database_url: DATABASE_URL = None, kafka: KAFKA = None, as_json: JSON = False
+) -> None:
     """Upgrade the database to this version's tables; if Kafka is configured, also create its topics."""
     from rankwatch_service.store.engine import open_engine
     from rankwatch_service.store.migrate import upgrade
@@ -125,26 +127,32 @@ def upgrade_database(data: DATA = None, database_url: DATABASE_URL = None, kafka
     configured = configured_settings(data_dir=data, database_url=database_url, kafka=kafka)
     engine = open_engine(configured.database_url, "command line")
     try:
-        upgrade(engine)
+        with output.progress("migrating the database"):
+            upgrade(engine)
     finally:
         engine.dispose()
-    output.note(f"{engine.url.render_as_string(hide_password=True)} is up to date")
+    database = engine.url.render_as_string(hide_password=True)
+    said, result = f"{database} is up to date", {"database": database}
     if configured.kafka:
-        _make_topics(configured)
+        partitions = _make_topics(configured)
+        said += f"\nthe topics at {configured.kafka} are there; telemetry has {partitions} partitions"
+        result |= {"kafka": str(configured.kafka), "partitions": str(partitions)}
+    output.done(said, result, as_json)
 
 
 @app.command("check")
-def check_database(data: DATA = None, database_url: DATABASE_URL = None) -> None:
+def check_database(data: DATA = None, database_url: DATABASE_URL = None, as_json: JSON = False) -> None:
     """Check that the database has exactly this version's tables; exit with 1 if not."""
     from rankwatch_service.store.migrate import check
 
     with existing_database(data, database_url) as engine:
         check(engine)
-        output.note(f"{engine.url.render_as_string(hide_password=True)} is up to date")
+        database = engine.url.render_as_string(hide_password=True)
+        output.done(f"{database} is up to date", {"database": database}, as_json)
 
 
 @app.command("forget-key")
-def forget_key(data: DATA = None, database_url: DATABASE_URL = None) -> None:
+def forget_key(data: DATA = None, database_url: DATABASE_URL = None, as_json: JSON = False) -> None:
     """Make the next start create a new secret key. All receivers, which the old key encrypted, are removed."""
     from rankwatch_service.clock import SystemClock
     from rankwatch_service.notify.receivers import forget_secret_key
@@ -155,15 +163,15 @@ def forget_key(data: DATA = None, database_url: DATABASE_URL = None) -> None:
     with existing_database(data, database_url) as engine, write(engine) as connection:
         names = forget_secret_key(connection)
         audit_trail.append(connection, clock.unix_ns(), "command line", "secret_key.forget", "", "ok")
-    output.note(f"the secret key is forgotten; receivers to add again: {', '.join(names) or 'none'}")
+    said = f"the secret key is forgotten; receivers to add again: {', '.join(names) or 'none'}"
+    output.done(said, {"receivers": names}, as_json)
 
 
-def _make_topics(configured: Settings) -> None:
+def _make_topics(configured: Settings) -> int:
     from rankwatch.kafka.client import KafkaAwayError
     from rankwatch_service.log.kafka_topics import ensure_topics
 
     try:
-        partitions = ensure_topics(configured)
+        return ensure_topics(configured)
     except KafkaAwayError as error:
         raise CliError(Status.UNREACHABLE, str(error)) from error
-    output.note(f"the topics at {configured.kafka} are there; telemetry has {partitions} partitions")

@@ -12,7 +12,7 @@ from rankwatch.client.client import FINAL_STATES
 from rankwatch_service.cli import output
 from rankwatch_service.cli.client import job_path
 from rankwatch_service.cli.errors import CliError, Status
-from rankwatch_service.cli.options import JOB, JSON, TOKEN, URL, connect
+from rankwatch_service.cli.options import JOB, JSON, TOKEN, URL, connect, offer_checkpoints
 from rankwatch_service.cli.views import confirm, show_traces
 from rankwatch_service.policy.actions import ACTIONS, TRACE_S, TRACE_STEPS, TRACE_STEPS_MAX, Action
 from rankwatch_service.policy.rollback import RollbackMode
@@ -35,7 +35,10 @@ WAIT = Annotated[
     bool, typer.Option("--wait", help="Wait until the command has ended; exit with 1 if it was not applied.")
 ]
 WAIT_S = Annotated[float, typer.Option("--timeout", help="Longest time to wait, in seconds.")]
-CHECKPOINT = Annotated[str | None, typer.Option(help="Id of the checkpoint. Default: the newest good one.")]
+CHECKPOINT = Annotated[
+    str | None,
+    typer.Option(help="Id of the checkpoint. Default: the newest good one.", autocompletion=offer_checkpoints),
+]
 FROM_SCRATCH = Annotated[
     bool,
     typer.Option(

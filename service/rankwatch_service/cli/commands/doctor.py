@@ -1,4 +1,4 @@
-"""`rankwatch doctor` checks what the service or a training host needs; `rankwatch health` checks one role."""
+"""`rankwatch doctor` checks what the service or a training host needs; `rankwatch health` says whether all works."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import shutil
 import socket
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib import metadata
@@ -45,28 +45,113 @@ class Role(StrEnum):
 def health(
     role: Annotated[
         Role | None,
-        typer.Argument(help="stream: a process on this host; notify: a process on any host. Default: both."),
+        typer.Argument(
+            help="Only this role, by its last report in the database: stream on this host, or notify on any."
+        ),
     ] = None,
     data: DATA = None,
     database_url: DATABASE_URL = None,
+    as_json: JSON = False,
+    url: URL = None,
+    token: TOKEN = None,
 ) -> None:
-    """Check that a role, or each of them, works, by its last report in the database; exit with 1 if not."""
+    """Show whether the service works: stream, notifier, receivers, agents and database; exit with 1 if not."""
+    from rankwatch_service.cli.options import connect
+
+    if role is not None:
+        silent_s = _role_silent_s(role, data, database_url)
+        output.done(f"{role}: reported {silent_s:.0f} s ago", {"role": role, "silent_s": silent_s}, as_json)
+        return
+    client = connect(url, token)
+    found = client.get("/api/v1/health")
+    if as_json:
+        output.print_json([found])
+    else:
+        show_health(found, client.url)
+    if found["problems"]:
+        raise typer.Exit(Status.FINDINGS)
+
+
+def show_health(found: Mapping[str, Any], url: str) -> None:
+    """Print the health of a service, as `/health` gives it: what is wrong first, then each part."""
+    now, stream, notifier, database = found["at_unix_ns"], found["stream"], found["notifier"], found["database"]
+    waiting = sum(one["lag"] for one in stream["partitions"])
+    processes = [_ago(one["reported_unix_ns"], now) for one in stream["processes"]]
+    names = [one["name"] for one in found["receivers"] if one["enabled"]]
+    agents, silent = found["agents_total"], found["agents_silent"]
+    off = [f"{one['detector']} in {one['job']}" for one in found["detectors_off"]]
+    room = "" if database["free_bytes"] is None else f", {database['free_bytes'] / 1e9:,.1f} GB are free on its disk"
+    output.print_fields(
+        [
+            ("service", _verdict(found)),
+            *(
+                row
+                for one in found["problems"]
+                for row in (
+                    (
+                        f"{one['severity']}",
+                        Text(output.plain(one["text"]).plain, output.SEVERITY_STYLES[one["severity"]]),
+                    ),
+                    (" ", output.plain(one["advice"])),
+                )
+            ),
+            ("api", output.plain(f"{url}, version {found['version']}")),
+            ("stream", output.plain(f"{waiting:,} records wait; {_processes(processes)}")),
+            (
+                "notifier",
+                output.plain(f"{notifier['waiting']:,} messages wait; {_ago(notifier['reported_unix_ns'], now)}"),
+            ),
+            ("receivers", output.plain(", ".join(names)) if names else Text(NO_RECEIVER, style="yellow")),
+            ("agents", output.plain(f"{agents:,} of jobs that train" + (f", {silent:,} are silent" if silent else ""))),
+            ("detectors", output.plain(f"off: {', '.join(off)}" if off else "all on")),
+            ("database", output.plain(f"{database['kind']}, {database['size_bytes'] / 1e6:,.0f} MB{room}")),
+        ]
+    )
+
+
+NO_RECEIVER: Final = "none: nobody is notified of incidents; add one with `rankwatch receivers add`"
+
+
+def _verdict(found: Mapping[str, Any]) -> Text:
+    count = len(found["problems"])
+    if count:
+        wrong = f"{count} problem{'s' * (count != 1)}, which {'are' if count > 1 else 'is'} {found['state']}"
+        return Text(wrong, style=output.SEVERITY_STYLES[found["state"]])
+    return Text("all parts work", style="green")
+
+
+def _processes(reported: Sequence[str]) -> str:
+    count = len(reported)
+    return f"{count} process{'es' * (count != 1)}, {reported[0]}" if reported else "no process has reported"
+
+
+def _ago(at_unix_ns: int | None, now_unix_ns: int) -> str:
+    if at_unix_ns is None:
+        return "it has never reported"
+    return f"reported {max(now_unix_ns - at_unix_ns, 0) / 1e9:.0f} s ago"
+
+
+def _role_silent_s(role: Role, data: str | None, database_url: str | None) -> float:
+    """How many seconds ago a role reported last.
+
+    Raises:
+        CliError: never, or too long ago, or the database does not tell.
+    """
     from rankwatch_service.cli.configuration import configured_settings
     from rankwatch_service.store.engine import open_engine
     from rankwatch_service.store.errors import StoreError
 
     engine = open_engine(configured_settings(data_dir=data, database_url=database_url).database_url)
     try:
-        for one in Role if role is None else (role,):
-            output.note(_report(engine, one))
+        return _silent_s(engine, role)
     except StoreError as error:
-        raise CliError(Status.FINDINGS, f"{role or 'database'}: {error}") from error
+        raise CliError(Status.FINDINGS, f"{role}: {error}") from error
     finally:
         engine.dispose()
 
 
-def _report(engine: Engine, role: Role) -> str:
-    """When a role reported last.
+def _silent_s(engine: Engine, role: Role) -> float:
+    """How many seconds ago a role reported last.
 
     Raises:
         CliError: never, or too long ago.
@@ -76,7 +161,7 @@ def _report(engine: Engine, role: Role) -> str:
         raise CliError(Status.FINDINGS, f"{role}: has never reported")
     if silent_s > SILENT_S:
         raise CliError(Status.FINDINGS, f"{role}: last reported {silent_s:.0f} s ago")
-    return f"{role}: reported {max(silent_s, 0.0):.0f} s ago"
+    return max(silent_s, 0.0)
 
 
 def _stream_silent_s(engine: Engine, host: str) -> float | None:

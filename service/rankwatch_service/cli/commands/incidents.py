@@ -17,7 +17,19 @@ from rankwatch_service.cli import output
 from rankwatch_service.cli.client import job_path
 from rankwatch_service.cli.errors import CliError, Status
 from rankwatch_service.cli.job_view import can_obey
-from rankwatch_service.cli.options import INCIDENT, JOBS, JSON, LIMIT, PROJECTS, TOKEN, URL, connect
+from rankwatch_service.cli.options import (
+    INCIDENT,
+    JOBS,
+    JSON,
+    KINDS,
+    LIMIT,
+    PROJECTS,
+    SEVERITIES,
+    TOKEN,
+    URL,
+    connect,
+    offer,
+)
 from rankwatch_service.cli.views import evidence_rows, show_explanations
 from rankwatch_service.incidents.lost_time import HOUR_NS, cost_unit
 
@@ -140,12 +152,14 @@ def list_incidents(
     context: typer.Context,
     job: JOBS = None,
     state: Annotated[
-        list[str] | None, typer.Option(help="open, acknowledged, resolved or unresolved; may be repeated.")
+        list[str] | None,
+        typer.Option(
+            help="open, acknowledged, resolved or unresolved; may be repeated. Default: all, unresolved ones first.",
+            autocompletion=offer("open", "acknowledged", "resolved", "unresolved"),
+        ),
     ] = None,
-    kind: Annotated[
-        list[str] | None, typer.Option(help="Only this kind, such as straggler or hang; may be repeated.")
-    ] = None,
-    severity: Annotated[list[str] | None, typer.Option(help="critical, warning or info; may be repeated.")] = None,
+    kind: KINDS = None,
+    severity: SEVERITIES = None,
     project: PROJECTS = None,
     exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 1 if any is listed.")] = False,
     limit: LIMIT = 100,
@@ -153,11 +167,14 @@ def list_incidents(
     url: URL = None,
     token: TOKEN = None,
 ) -> None:
-    """List incidents, newest first; watch, show, acknowledge, resolve or comment on one."""
+    """List incidents, unresolved ones first, then newest first; watch, show, acknowledge or resolve one."""
     if context.invoked_subcommand is not None:
         return
-    wanted = {"job": job, "state": state, "kind": kind, "severity": severity, "project": project}
-    found = list(connect(url, token).items("/api/v1/incidents", limit, **wanted))
+    client = connect(url, token)
+    wanted: dict[str, Any] = {"job": job, "kind": kind, "severity": severity, "project": project}
+    found = list(client.items(PATH, limit, **wanted, state=state or ["unresolved"]))
+    if not state and len(found) < limit:
+        found += client.items(PATH, limit - len(found), len(found), **wanted, state=["resolved"])
     output.show(found, as_json, COLUMNS, "no incidents")
     if exit_code and found:
         raise typer.Exit(Status.FINDINGS)
@@ -166,10 +183,8 @@ def list_incidents(
 @app.command("watch")
 def watch_incidents(
     job: JOBS = None,
-    kind: Annotated[
-        list[str] | None, typer.Option(help="Only this kind, such as straggler or hang; may be repeated.")
-    ] = None,
-    severity: Annotated[list[str] | None, typer.Option(help="critical, warning or info; may be repeated.")] = None,
+    kind: KINDS = None,
+    severity: SEVERITIES = None,
     limit: LIMIT = 20,
     as_json: JSON = False,
     url: URL = None,
@@ -201,8 +216,7 @@ def show_incident(
     if as_json:
         output.print_json([found])
         return
-    suggestion, notified = found["suggestion"], [_receiver(one) for one in receivers]
-    advised = suggestion and f"{suggestion['action']}: {suggestion['reason']}"
+    notified = [_receiver(one) for one in receivers]
     output.print_fields(
         [
             ("incident", _headline(found)),
@@ -217,7 +231,6 @@ def show_incident(
             ("confidence", output.plain(found["confidence_words"])),
             *(("consequence", output.plain(one["summary"])) for one in found["consequences"]),
             ("can obey", output.plain(can_obey(client.get(job_path(found["job"]))))),
-            ("suggested", output.plain(advised)),
             ("checkpoint", output.plain(found["checkpoint"])),
             *(notified or [("notified", output.plain("nobody: no receiver is set up (`rankwatch receivers add`)"))]),
             ("feedback", output.plain([f"{one['answer']} ({one['name']})" for one in found["feedback"]])),
@@ -233,43 +246,53 @@ def show_incident(
 
 
 @app.command("ack")
-def acknowledge(incident: INCIDENT, url: URL = None, token: TOKEN = None) -> None:
+def acknowledge(incident: INCIDENT, as_json: JSON = False, url: URL = None, token: TOKEN = None) -> None:
     """Acknowledge an incident: you work on it, also if somebody else had acknowledged it before."""
-    _act(incident, "acknowledge", {}, url, token)
+    _act(incident, "acknowledge", {}, as_json, url, token)
 
 
 @app.command("unack")
-def unacknowledge(incident: INCIDENT, url: URL = None, token: TOKEN = None) -> None:
+def unacknowledge(incident: INCIDENT, as_json: JSON = False, url: URL = None, token: TOKEN = None) -> None:
     """Withdraw an acknowledgement: nobody works on the incident."""
-    _act(incident, "unacknowledge", {}, url, token)
+    _act(incident, "unacknowledge", {}, as_json, url, token)
 
 
 @app.command("resolve")
 def resolve(
     incident: INCIDENT,
     reason: Annotated[str, typer.Option(help="Why it is resolved.")],
+    as_json: JSON = False,
     url: URL = None,
     token: TOKEN = None,
 ) -> None:
     """Resolve an incident. If the fault continues, its present level is accepted as normal."""
-    _act(incident, "resolve", {"text": reason}, url, token)
+    _act(incident, "resolve", {"text": reason}, as_json, url, token)
 
 
 @app.command("comment")
 def comment(
     incident: INCIDENT,
     text: Annotated[str, typer.Argument(help="Text of the comment.")],
+    as_json: JSON = False,
     url: URL = None,
     token: TOKEN = None,
 ) -> None:
     """Add a comment to the history of an incident."""
-    _act(incident, "comment", {"text": text}, url, token)
+    _act(incident, "comment", {"text": text}, as_json, url, token)
 
 
 @app.command("feedback")
 def feedback(
     incident: INCIDENT,
-    answer: Annotated[str, typer.Argument(metavar="useful|noise|duplicate|none", help="none: withdraw your answer.")],
+    answer: Annotated[
+        str,
+        typer.Argument(
+            metavar="useful|noise|duplicate|none",
+            help="none: withdraw your answer.",
+            autocompletion=offer("useful", "noise", "duplicate", "none"),
+        ),
+    ],
+    as_json: JSON = False,
     url: URL = None,
     token: TOKEN = None,
 ) -> None:
@@ -277,15 +300,15 @@ def feedback(
     path = f"{_path(incident)}/feedback"
     if answer == "none":
         connect(url, token).delete(path)
-        output.note(f"{incident}: your answer is withdrawn")
+        output.done(f"{incident}: your answer is withdrawn", {"incident": incident, "answer": None}, as_json)
     else:
         connect(url, token).put(path, {"answer": answer})
-        output.note(f"{incident}: {answer}")
+        output.done(f"{incident}: {answer}", {"incident": incident, "answer": answer}, as_json)
 
 
-def _act(incident: str, action: str, body: dict[str, str], url: str | None, token: str | None) -> None:
+def _act(incident: str, action: str, body: dict[str, str], as_json: bool, url: str | None, token: str | None) -> None:
     found = connect(url, token).post(f"{_path(incident)}/{action}", body)
-    output.note(f"{incident} is {found.get('state', 'updated')}")
+    output.done(f"{incident} is {found.get('state', 'updated')}", found, as_json)
 
 
 def _path(incident: str) -> str:
@@ -337,6 +360,6 @@ def _cost(incident: dict[str, Any]) -> str:
     if rate <= 0:
         return ""
     if until_unix_ns is None:
-        return f"{hours(rate, incident['accelerated'])} in each hour"
+        return f"{hours(rate, incident['accelerated'])} every hour"
     whole = rate * max(until_unix_ns - incident["onset_unix_ns"], 0) / HOUR_NS
     return f"{hours(whole, incident['accelerated'])} in all"

@@ -52,7 +52,6 @@ def list_jobs(
             "last step": lambda job: output.clock(job["last_progress_unix_ns"]),
             "project": lambda job: output.plain(job["project"]),
             "owner": lambda job: output.plain(job["owner"]),
-            "attempt": lambda job: output.plain(job["attempt"]),
         },
         "no jobs",
     )
@@ -95,13 +94,15 @@ def export_job(
     path: Annotated[Path, typer.Argument(metavar="FILE", help="Parquet file to write; it must not exist.")],
     from_step: Annotated[int | None, typer.Option(min=0, help="First step.")] = None,
     to_step: Annotated[int | None, typer.Option(min=0, help="Last step.")] = None,
+    as_json: JSON = False,
     url: URL = None,
     token: TOKEN = None,
 ) -> None:
     """Write what the ranks of a job have reported to a file that `rankwatch replay` reads."""
     client = connect(url, token)
-    written = client.save(f"{job_path(job)}/telemetry", path, from_step=from_step, to_step=to_step)
-    output.note(f"{path}: {written:,} bytes")
+    with output.progress(f"writing {path}") as show:
+        written = client.save(f"{job_path(job)}/telemetry", path, show, from_step=from_step, to_step=to_step)
+    output.done(f"{path}: {written:,} bytes", {"file": str(path), "bytes": written}, as_json)
 
 
 @app.command("edit")
@@ -109,6 +110,7 @@ def edit_job(
     job: JOB,
     project: Annotated[str | None, typer.Option(help="Project of the job; an empty text for none.")] = None,
     owner: Annotated[str | None, typer.Option(help="The person to ask about it; an empty text removes it.")] = None,
+    as_json: JSON = False,
     url: URL = None,
     token: TOKEN = None,
 ) -> None:
@@ -118,11 +120,12 @@ def edit_job(
         raise CliError(Status.USAGE, "nothing to set: give --project, --owner or both")
     edited = connect(url, token).patch(job_path(job), wanted)
     project, owner = edited["project"] or "none", edited["owner"] or "nobody"
-    output.note(f"{output.plain(job)}: project {output.plain(project)}, owner {output.plain(owner)}")
+    said = f"{output.plain(job)}: project {output.plain(project)}, owner {output.plain(owner)}"
+    output.done(said, edited, as_json)
 
 
 @app.command("delete")
-def delete_job(job: JOB, url: URL = None, token: TOKEN = None) -> None:
+def delete_job(job: JOB, as_json: JSON = False, url: URL = None, token: TOKEN = None) -> None:
     """Delete a job with its incidents, checkpoints and series. It must have reported nothing for 5 minutes.
 
     Asks for the name of the job, which may also come on stdin: `echo JOB | rankwatch jobs delete JOB`.
@@ -140,7 +143,8 @@ def delete_job(job: JOB, url: URL = None, token: TOKEN = None) -> None:
     if typer.prompt("Type the name of the job to delete it", err=True) != job:
         raise CliError(Status.USAGE, "that is not its name: nothing was deleted")
     gone = client.delete(job_path(job))["deleted"]
-    output.note(f"deleted {output.plain(job)}" if gone else f"{output.plain(job)} is deleted as soon as stream runs")
+    said = f"deleted {output.plain(job)}" if gone else f"{output.plain(job)} is deleted as soon as stream runs"
+    output.done(said, {"job": job, "deleted": gone}, as_json)
 
 
 def _print_notices() -> None:

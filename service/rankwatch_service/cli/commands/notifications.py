@@ -11,7 +11,7 @@ import typer
 from rankwatch_service.cli import output
 from rankwatch_service.cli.configuration import seconds
 from rankwatch_service.cli.errors import Status
-from rankwatch_service.cli.options import JSON, LIMIT, PROJECTS, TOKEN, URL, connect
+from rankwatch_service.cli.options import JSON, LIMIT, PROJECTS, RECEIVER, TOKEN, URL, connect, offer_silences
 from rankwatch_service.notify.receiver_types.base import ReceiverType
 
 TRIED_S: Final = 30.0
@@ -57,6 +57,7 @@ def add_silence(
     job: Annotated[str, typer.Option(help="Only this job.")] = "",
     kind: Annotated[str, typer.Option(help="Only this incident kind.")] = "",
     scope: Annotated[str, typer.Option(help="Only this scope, such as rank:3 or host:node-a.")] = "",
+    as_json: JSON = False,
     url: URL = None,
     token: TOKEN = None,
 ) -> None:
@@ -66,18 +67,25 @@ def add_silence(
     ends_unix_ns = SystemClock().unix_ns() + seconds(lasting) * 1_000_000_000
     body: dict[str, Any] = {"job": job, "kind": kind, "scope": scope, "comment": comment}
     body |= {"matchers": matcher or [], "ends_unix_ns": ends_unix_ns}
-    print(output.short_id(connect(url, token).post("/api/v1/silences", body)["id"]))
+    silence = connect(url, token).post("/api/v1/silences", body)
+    if as_json:
+        output.print_json([silence])
+    else:
+        print(output.short_id(silence["id"]))
 
 
 @silences.command("expire")
 def expire_silence(
-    silence: Annotated[str, typer.Argument(help="Id of the silence, or a prefix of it.")],
+    silence: Annotated[
+        str, typer.Argument(help="Id of the silence, or a prefix of it.", autocompletion=offer_silences)
+    ],
+    as_json: JSON = False,
     url: URL = None,
     token: TOKEN = None,
 ) -> None:
     """End a silence now."""
     connect(url, token).delete(f"/api/v1/silences/{silence}")
-    output.note(f"{silence} ended")
+    output.done(f"{silence} ended", {"silence": silence, "ended": True}, as_json)
 
 
 @receivers.callback()
@@ -132,6 +140,7 @@ def add_receiver(
     after: Annotated[
         str | None, typer.Option(help="Only if nobody has acknowledged the incident by then, such as 15m.")
     ] = None,
+    as_json: JSON = False,
     url: URL = None,
     token: TOKEN = None,
 ) -> None:
@@ -147,18 +156,16 @@ def add_receiver(
         body["type"] = chosen
     if secret_file:
         body["secret"] = secret_file.read().strip()
-    secret = connect(url, token).post("/api/v1/receivers", body)["secret"]
-    if secret:
-        print(secret)
-    output.note(f"{name} added; `rankwatch receivers test {name}` sends a message to try it")
+    added = connect(url, token).post("/api/v1/receivers", body)
+    if added["secret"] and not as_json:
+        print(added["secret"])
+    output.done(f"{name} added; `rankwatch receivers test {name}` sends a message to try it", added, as_json)
 
 
 @receivers.command("test")
-def try_receiver(
-    name: Annotated[str, typer.Argument(help="Name of the receiver.")], url: URL = None, token: TOKEN = None
-) -> None:
+def try_receiver(name: RECEIVER, as_json: JSON = False, url: URL = None, token: TOKEN = None) -> None:
     """Send a test message to a receiver, and print the outcome. Exits with 1 if it did not arrive."""
-    _report(connect(url, token).post(f"/api/v1/receivers/{name}/test", timeout_s=TRIED_S), name)
+    _report(connect(url, token).post(f"/api/v1/receivers/{name}/test", timeout_s=TRIED_S), name, as_json)
 
 
 @notifications.callback()
@@ -194,35 +201,36 @@ def list_notifications(
 
 @notifications.command("resend")
 def resend(
-    notification: Annotated[str, typer.Argument(help="Id of the notification.")], url: URL = None, token: TOKEN = None
+    notification: Annotated[str, typer.Argument(help="Id of the notification.")],
+    as_json: JSON = False,
+    url: URL = None,
+    token: TOKEN = None,
 ) -> None:
     """Send a failed notification again. Exits with 1 if it did not arrive."""
     found = connect(url, token).post(f"/api/v1/notifications/{notification}/resend", timeout_s=TRIED_S)
-    _report(found, found["receiver"])
+    _report(found, found["receiver"], as_json)
 
 
-def _report(found: dict[str, Any], receiver: str) -> None:
+def _report(found: dict[str, Any], receiver: str, as_json: bool) -> None:
     """Print the outcome of a notification that a person sends.
 
     Raises:
         typer.Exit: it has not arrived.
     """
     if found["state"] == "delivered":
-        output.note(f"{receiver} has it")
+        output.done(f"{receiver} has it", found, as_json)
         return
     what = "it will be tried again" if found["state"] == "waiting" else "it is given up"
     error = found["error"] or "no try has ended yet; does the role notify run?"
-    output.note(f"{receiver} does not have it: {error}; {what}")
+    output.done(f"{receiver} does not have it: {error}; {what}", found, as_json)
     raise typer.Exit(Status.FINDINGS)
 
 
 @receivers.command("remove")
-def remove_receiver(
-    name: Annotated[str, typer.Argument(help="Name of the receiver.")], url: URL = None, token: TOKEN = None
-) -> None:
+def remove_receiver(name: RECEIVER, as_json: JSON = False, url: URL = None, token: TOKEN = None) -> None:
     """Remove a receiver. Its undelivered notifications are discarded."""
     connect(url, token).delete(f"/api/v1/receivers/{name}")
-    output.note(f"{name} removed")
+    output.done(f"{name} removed", {"receiver": name, "removed": True}, as_json)
 
 
 def alerts(limit: LIMIT = 100, as_json: JSON = False, url: URL = None, token: TOKEN = None) -> None:

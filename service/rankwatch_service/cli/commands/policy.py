@@ -7,16 +7,17 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final
-from urllib.parse import quote
 
 import typer
 
+from rankwatch.client.connection import LONG_S
 from rankwatch.terminal import json_line, printable
 from rankwatch_service.cli import output
+from rankwatch_service.cli.client import job_path
 from rankwatch_service.cli.commands.directives import awaited
 from rankwatch_service.cli.configuration import read_rules
 from rankwatch_service.cli.errors import read_json
-from rankwatch_service.cli.options import JOB, JSON, LIMIT, TOKEN, URL, connect
+from rankwatch_service.cli.options import JOB, JSON, LIMIT, TOKEN, URL, connect, offer_rules
 
 policy = typer.Typer(help="Print the policy as JSON; replace it.", invoke_without_command=True)
 
@@ -36,22 +37,27 @@ NO_INCIDENTS: Final = "no incidents in the last 30 days"
 
 
 @policy.callback()
-def show_policy(context: typer.Context, url: URL = None, token: TOKEN = None) -> None:
+def show_policy(context: typer.Context, as_json: JSON = False, url: URL = None, token: TOKEN = None) -> None:
     """Print the policy as JSON; replace it."""
     if context.invoked_subcommand is None:
-        print(json.dumps(connect(url, token).get(POLICY_PATH), indent=2))
+        _print_document(connect(url, token).get(POLICY_PATH), as_json)
+
+
+def _print_document(document: Mapping[str, Any], as_json: bool) -> None:
+    """Print what a command reads again: JSON in both cases, for people on several lines."""
+    print(json.dumps(document, indent=None if as_json else 2))
 
 
 @policy.command("set")
 def set_policy(
     document: Annotated[typer.FileText, typer.Argument(metavar="FILE", help="The policy as JSON; -: standard input.")],
+    as_json: JSON = False,
     url: URL = None,
     token: TOKEN = None,
 ) -> None:
     """Replace the whole policy with a JSON document, as `rankwatch policy` prints it. Requires scope admin."""
     wanted = read_json(document.read(), document.name)
-    connect(url, token).put(POLICY_PATH, wanted)
-    output.note("the policy is replaced")
+    output.done("the policy is replaced", connect(url, token).put(POLICY_PATH, wanted), as_json)
 
 
 @policy.command("approvals")
@@ -64,16 +70,14 @@ def set_approvals(
         int | None, typer.Option(min=0, help="Only of jobs with more ranks than this. Default: unchanged.")
     ] = None,
     reason: Annotated[str, typer.Option(help="Reason, shown to the approver and in the audit trail.")] = "",
+    as_json: JSON = False,
     url: URL = None,
     token: TOKEN = None,
 ) -> None:
     """Set which commands need the approval of a second person. Fewer need an approval too. Requires scope admin."""
     wanted = {"two_people": two_people, "approval_ranks": approval_ranks, "reason": reason}
     found = connect(url, token).put(f"{POLICY_PATH}/approvals", wanted)
-    if found.get("approval_required"):
-        output.note(awaited(found))
-    else:
-        output.note("the approvals are set")
+    output.done(awaited(found) if found.get("approval_required") else "the approvals are set", found, as_json)
 
 
 def precision(
@@ -147,7 +151,7 @@ def list_rules(context: typer.Context, as_json: JSON = False, url: URL = None, t
 
 
 @rules.command("apply")
-def apply_rules(document: RULES_FILE, url: URL = None, token: TOKEN = None) -> None:
+def apply_rules(document: RULES_FILE, as_json: JSON = False, url: URL = None, token: TOKEN = None) -> None:
     """Replace the service's rules by those of a file. Requires scope operate."""
     rules = read_rules(document)
     client = connect(url, token)
@@ -161,16 +165,19 @@ def apply_rules(document: RULES_FILE, url: URL = None, token: TOKEN = None) -> N
         "deleted": len(before.keys() - wanted.keys()),
         "unchanged": len(same),
     }
-    output.note(", ".join(f"{count} {what}" for what, count in counts.items()))
+    output.done(", ".join(f"{count} {what}" for what, count in counts.items()), counts, as_json)
 
 
 @rules.command("delete")
 def delete_rule(
-    name: Annotated[str, typer.Argument(help="Name of the rule.")], url: URL = None, token: TOKEN = None
+    name: Annotated[str, typer.Argument(help="Name of the rule.", autocompletion=offer_rules)],
+    as_json: JSON = False,
+    url: URL = None,
+    token: TOKEN = None,
 ) -> None:
     """Delete a rule; incidents that it opened end. Requires scope operate."""
     connect(url, token).delete(f"{RULES_PATH}/{name}")
-    output.note(f"{name} deleted")
+    output.done(f"{name} deleted", {"rule": name, "deleted": True}, as_json)
 
 
 @rules.command("preview")
@@ -178,7 +185,8 @@ def preview_rules(document: RULES_FILE, job: JOB, as_json: JSON = False, url: UR
     """Show what each rule of a file would have found in a job's stored telemetry."""
     client = connect(url, token)
     for rule in read_rules(document):
-        found = client.post(f"/api/v1/jobs/{quote(job, safe='')}/rules/preview", rule.model_dump(mode="json"))
+        with output.progress(f"replaying {output.plain(job)} with {output.plain(rule.name)}"):
+            found = client.post(f"{job_path(job)}/rules/preview", rule.model_dump(mode="json"), LONG_S)
         if as_json:
             sys.stdout.write(json_line({"rule": rule.name, **found}))
             continue
@@ -207,27 +215,27 @@ TUNING_FILE = Annotated[
 
 
 @tuning.command("show")
-def show(url: URL = None, token: TOKEN = None) -> None:
+def show(as_json: JSON = False, url: URL = None, token: TOKEN = None) -> None:
     """Print the tunings in force as JSON, with their version."""
     found = connect(url, token).get(TUNING_PATH)
-    print(json.dumps({"version": found["version"], "tunings": found["tunings"]}, indent=2))
+    _print_document({"version": found["version"], "tunings": found["tunings"]}, as_json)
 
 
 @tuning.command("set")
-def set_tunings(document: TUNING_FILE, url: URL = None, token: TOKEN = None) -> None:
+def set_tunings(document: TUNING_FILE, as_json: JSON = False, url: URL = None, token: TOKEN = None) -> None:
     """Replace all tunings; running jobs have them at once, and learn nothing anew. Requires scope admin.
 
     With a version in FILE, it is refused if another one is in force.
     """
     found = connect(url, token).put(TUNING_PATH, read_json(document.read(), document.name))
-    output.note(f"version {found['version']} is in force")
+    output.done(f"version {found['version']} is in force", found, as_json)
 
 
 @tuning.command("reset")
-def reset(url: URL = None, token: TOKEN = None) -> None:
+def reset(as_json: JSON = False, url: URL = None, token: TOKEN = None) -> None:
     """Remove all tunings: every setting has its default again. Requires scope admin."""
     found = connect(url, token).delete(TUNING_PATH)
-    output.note(f"version {found['version']} is in force: every setting has its default")
+    output.done(f"version {found['version']} is in force: every setting has its default", found, as_json)
 
 
 @tuning.command("settings")
@@ -271,11 +279,10 @@ def preview(
     token: TOKEN = None,
 ) -> None:
     """Show what other tunings would have reported for a job's stored telemetry. Changes nothing."""
-    from rankwatch.client.connection import LONG_S
-
     steps = {name: step for name, step in (("from_step", from_step), ("to_step", to_step)) if step is not None}
     wanted = {"job": job, "tunings": read_json(document.read(), document.name).get("tunings", []), **steps}
-    found = connect(url, token).post(f"{TUNING_PATH}/preview", wanted, LONG_S)
+    with output.progress(f"replaying {output.plain(job)}"):
+        found = connect(url, token).post(f"{TUNING_PATH}/preview", wanted, LONG_S)
     if as_json:
         output.print_json([found])
         return

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -18,9 +19,6 @@ from rankwatch_service.cli.options import DATA, DATABASE_URL, INSECURE, KAFKA
 
 if TYPE_CHECKING:
     from rankwatch_service.settings import Settings
-
-PASS_ON: Final = {"allow_extra_args": True, "ignore_unknown_options": True}
-"""The agent parses its arguments itself."""
 
 HOST = Annotated[str | None, typer.Option(help="Address to listen on.")]
 TLS_CERT = Annotated[
@@ -134,9 +132,28 @@ def notify(data: DATA = None, database_url: DATABASE_URL = None, kafka: KAFKA = 
         run(configured)
 
 
-def agent(context: typer.Context) -> None:
+class AgentTask(StrEnum):
+    """What an agent does besides serving jobs."""
+
+    DRAIN = "drain"
+
+
+def agent(
+    task: Annotated[AgentTask | None, typer.Argument(help="drain: send what earlier jobs left on this host.")] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--dir", help="Folder of the recorders. Default: the first that this user has.")
+    ] = None,
+    job: Annotated[str, typer.Option(help="Serve this job only, and end with it. Default: all jobs.")] = "",
+    url: Annotated[str, typer.Option(help="URL of the service.")] = "",
+    token_file: Annotated[Path | None, typer.Option(help="File with a token of scope ingest.")] = None,
+    kafka: KAFKA = None,
+    insecure: INSECURE = False,
+) -> None:
     """Run the agent of this host as a daemon. Without one, ranks start it themselves."""
-    os.execv(sys.executable, python_module("rankwatch.agent", *context.args))  # noqa: S606
+    given = {"dir": folder, "job": job, "url": url, "token-file": token_file, "kafka": kafka}
+    options = [f"--{name}={value}" for name, value in given.items() if value]
+    options += ["--insecure"] if insecure else []
+    os.execv(sys.executable, python_module("rankwatch.agent", *filter(None, [task]), *options))  # noqa: S606
 
 
 def demo(

@@ -159,6 +159,10 @@ def _list_faults() -> None:
     from rankwatch_service.simulate.script import FAULTS, HARMLESS, usage
 
     console = Console()
+    if not console.is_terminal:
+        for name, spec in (FAULTS | HARMLESS).items():
+            print(f"{usage(name)}\t{spec.summary}")
+        return
     for title, specs in (("Faults, which should be detected", FAULTS), ("Harmless events, which should not", HARMLESS)):
         table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0), show_header=False)
         table.add_column(no_wrap=True)
