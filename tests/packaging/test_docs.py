@@ -115,6 +115,8 @@ def options(command: Any) -> set[str]:
 
 def wrong_with(arguments: list[str]) -> str:
     """What a call of `rankwatch` names that is not there; "" if all of it is."""
+    if set(arguments) <= options(command_line()):
+        return ""
     verbs = arguments[0].split("|") if arguments else []
     arguments = arguments[: arguments.index("--")] if "--" in arguments else arguments  # the rest is another program's
     for verb in verbs:
