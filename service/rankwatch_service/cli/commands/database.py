@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -113,7 +114,9 @@ def _missing_file(url: str) -> str | None:
     return None if is_there else str(address.database)
 
 
-app = typer.Typer(help="Upgrade or check the tables of the database.", no_args_is_help=True)
+app = typer.Typer(help="Upgrade, check or copy the database.", no_args_is_help=True)
+BACKUP_PAGES: Final = 1_000
+"""Copied at a time: between, the service writes."""
 
 
 @app.command("upgrade")
@@ -149,6 +152,42 @@ def check_database(data: DATA = None, database_url: DATABASE_URL = None, as_json
         check(engine)
         database = engine.url.render_as_string(hide_password=True)
         output.done(f"{database} is up to date", {"database": database}, as_json)
+
+
+@app.command("backup")
+def back_up_database(
+    file: Annotated[Path, typer.Argument(help="A new file.")],
+    data: DATA = None,
+    database_url: DATABASE_URL = None,
+    as_json: JSON = False,
+) -> None:
+    """Copy an SQLite database as of one moment into a new file, while the service runs."""
+    with existing_database(data, database_url) as engine:
+        if engine.dialect.name != "sqlite":
+            raise CliError(Status.USAGE, "only SQLite is copied by this command: use pg_dump")
+        try:
+            os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        except OSError as error:
+            raise CliError(Status.USAGE, f"{file} cannot be written: {error.strerror}") from error
+        try:
+            _copy(str(engine.url.database), file)
+        except sqlite3.Error as error:
+            file.unlink()
+            raise CliError(Status.FINDINGS, f"the database could not be copied: {error}") from error
+    said = f"{file} has the database; the data folder's secret.key and tokens belong to it"
+    output.done(said, {"file": str(file), "bytes": file.stat().st_size}, as_json)
+
+
+def _copy(database: str, file: Path) -> None:
+    with closing(sqlite3.connect(database)) as source, closing(sqlite3.connect(file)) as target:
+        ((page_bytes,),) = source.execute("PRAGMA page_size")
+        with output.progress(f"copying {database}", Path(database).stat().st_size) as show:
+            source.backup(
+                target,
+                pages=BACKUP_PAGES,
+                progress=lambda _status, left, total: show((total - left) * page_bytes),
+                sleep=0.0,
+            )
 
 
 @app.command("forget-key")
