@@ -10,6 +10,7 @@ import grp
 import json
 import os
 import pwd
+import re
 import stat
 from dataclasses import dataclass
 from pathlib import Path
@@ -273,6 +274,9 @@ class Settings(BaseSettings):
     series_rollup_bytes: int = Field(default=5 * 1024**3, ge=0)
     """Largest size of the roll-ups."""
 
+    links: dict[str, str] = {}
+    """URLs of your own tools by name, with {job}, {rank} or {host} in them: links on the pages of these."""
+
     projects: dict[str, ProjectSettings] = {}
     """What is different for the jobs of a project: in the file, `[projects.NAME]`; in the environment, JSON."""
 
@@ -341,6 +345,15 @@ class Settings(BaseSettings):
         if url and not (url.startswith(("https://", "http://")) and "{kind}" in url):
             raise ValueError("runbook_url must be a URL with {kind} in it, such as https://wiki.example.com/{kind}")
         return url
+
+    @field_validator("links")
+    @classmethod
+    def _links_are_templates(cls, links: dict[str, str]) -> dict[str, str]:
+        for name, url in links.items():
+            places = set(re.findall(r"{([^}]*)}", url))
+            if not url.startswith(("https://", "http://")) or not places or places - {"job", "rank", "host"}:
+                raise ValueError(f"{name}: a URL with {{job}}, {{rank}} or {{host}} in it, and no other braces")
+        return links
 
     @field_validator("trusted_proxies")
     @classmethod

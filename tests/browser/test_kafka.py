@@ -25,7 +25,7 @@ def shown(title: str) -> str:
 
 
 CARD = shown("Devices")
-WHY = shown("Why, and why not earlier")
+WHY = shown("How it was found")
 
 
 @pytest.fixture

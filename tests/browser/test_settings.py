@@ -252,6 +252,8 @@ def test_a_key_answers_another_changes_the_answer_and_the_same_again_withdraws_i
         expect(card(page, "Feedback")).to_contain_text("Nobody has answered yet.")
         for key, answer in (("u", "Useful"), ("n", "Noise"), ("d", "Duplicate")):
             page.keyboard.press(key)
+            if answer == "Noise":  # which asks what shall change
+                page.get_by_role("button", name="Cancel").click()
             expect(pressed(page)).to_contain_text(answer)
             expect(card(page, "Feedback").locator("li")).to_have_count(1)
             expect(card(page, "Feedback").locator("li")).to_contain_text(answer)
@@ -261,6 +263,24 @@ def test_a_key_answers_another_changes_the_answer_and_the_same_again_withdraws_i
         expect(pressed(page)).to_contain_text("Useful")
         page.reload()
         expect(pressed(page)).to_contain_text("Useful")
+
+
+def test_noise_offers_what_to_change_with_what_it_would_have_changed(visit, site, incident):
+    with visit() as one:
+        page = one.goto(f"/incidents/{incident}")
+        page.get_by_role("button", name="Noise").click()
+        dialog = page.get_by_role("dialog")
+        dialog.get_by_label("From now on").select_option("quiet")
+        expect(dialog.get_by_role("status")).to_contain_text(
+            re.compile(r"In steps \d+ to \d+, \d incidents? would not")
+        )
+        dialog.get_by_label("From now on").select_option("silence")
+        expect(dialog.get_by_role("status")).to_have_text(re.compile("Over the last week this concerns 1 incident\\."))
+        dialog.get_by_role("button", name="Apply").click()
+        expect(dialog).to_have_count(0)
+    (silence,) = site.service.items("/api/v1/silences")
+    assert (silence["job"], silence["kind"], silence["scope"]) == ("gpt-small", "nonfinite", "")
+    site.service.write("DELETE", f"/api/v1/silences/{silence['id']}")
 
 
 def test_the_page_of_the_policy_shows_the_precision_of_each_kind(visit, site, incident):

@@ -21,6 +21,14 @@ def test_without_configuration_it_is_sqlite_on_loopback(elsewhere):
     assert settings.public_url == f"http://127.0.0.1:{PORT}"
 
 
+def test_links_into_own_tools_are_templates(elsewhere, monkeypatch):
+    monkeypatch.setenv("RANKWATCH_LINKS", '{"Grafana": "https://g.example/d?job={job}"}')
+    assert Settings().links == {"Grafana": "https://g.example/d?job={job}"}
+    for wrong in ("https://g.example/", "javascript:{job}", "https://g.example/{jobs}"):
+        with pytest.raises(ValidationError, match="a URL with"):
+            Settings(links={"x": wrong})
+
+
 def test_an_argument_beats_the_environment_beats_the_file_beats_the_default(elsewhere, monkeypatch):
     assert Settings().port == PORT
     (elsewhere / "config" / "rankwatch").mkdir(parents=True)

@@ -266,6 +266,12 @@ class PersonFeedback(ApiReply):
     at_unix_ns: int
 
 
+class ListedIncident(Incident):
+    """An incident of a list, with what to do first."""
+
+    first_step: str
+
+
 class IncidentDetail(Incident):
     """An incident with the answers about it in words, its history, the first steps, and what its job supports now."""
 
@@ -309,16 +315,23 @@ def list_incidents(
     identity: Reader,
     filters: Filters,
     order: Annotated[Order, Query(description=ORDERS_MEAN)] = "newest",
-) -> Page[Incident]:
+) -> Page[ListedIncident]:
     """Incidents, newest onset first. A filter that is given several times matches each of its values."""
     by = ORDERS[order]
     labels = [key for key in by if not isinstance(key, InstrumentedAttribute)]
-    query = filters.apply(select(IncidentRow.__table__, *labels), identity)
+    of_job = [
+        select(column).where(JobRow.name == IncidentRow.job).scalar_subquery().label(f"job_{column.key}")
+        for column in (JobRow.world_size, JobRow.accelerated)
+    ]
+    query = filters.apply(select(IncidentRow.__table__, *of_job, *labels), identity)
     purpose = f"incidents {filters.purpose} {order}"
     with read(context.engine) as connection:
-        return fetch_page(
-            connection, query, by, window, context.cursors, purpose, Incident.model_validate, counted=True
-        )
+        return fetch_page(connection, query, by, window, context.cursors, purpose, _listed, counted=True)
+
+
+def _listed(row: RowMapping) -> ListedIncident:
+    now = what_now(version_of(row), row["job_world_size"] or 0, row["job_accelerated"] is not False)
+    return ListedIncident.model_validate({**row, "first_step": now.steps[0]})
 
 
 @router.get("/{incident_id}")

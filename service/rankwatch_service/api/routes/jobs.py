@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Depends, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
-from sqlalchemy import Connection, RowMapping, case, func, select
+from sqlalchemy import Connection, RowMapping, case, func, or_, select
 from starlette.concurrency import run_in_threadpool
 
 from rankwatch_service.access.agents import jobs_with_agents
@@ -182,6 +182,7 @@ def list_jobs(
     window: Wanted,
     identity: Reader,
     name: Annotated[list[str] | None, Query()] = None,
+    search: Annotated[str | None, Query(max_length=200, description="Those with this text in name or owner")] = None,
     state: Annotated[list[State] | None, Query()] = None,
     project: Projects = None,
     owner: Annotated[list[str] | None, Query()] = None,
@@ -196,6 +197,9 @@ def list_jobs(
     query = _jobs().where(identity.jobs.clause(JobRow.name))
     query = any_of(query, JobRow.name, name)
     query = any_of(query, JobRow.state, state)
+    if search:
+        columns = (JobRow.name, OwnershipRow.owner, OwnershipRow.project)
+        query = query.where(or_(*(column.icontains(search, autoescape=True) for column in columns)))
     query = any_of(query, OwnershipRow.project, project)
     query = any_of(query, OwnershipRow.owner, owner)
     if host:
@@ -204,7 +208,7 @@ def list_jobs(
         query = query.where(JobRow.last_seen_unix_ns >= from_unix_ns)
     if to_unix_ns is not None:
         query = query.where(JobRow.first_seen_unix_ns < to_unix_ns)
-    purpose = f"jobs {name} {state} {project} {owner} {host} {from_unix_ns} {to_unix_ns} {order}"
+    purpose = f"jobs {name} {search} {state} {project} {owner} {host} {from_unix_ns} {to_unix_ns} {order}"
     with read(context.engine) as connection:
         page = fetch_page(connection, query, ORDERS[order], window, context.cursors, purpose, shown, counted=True)
         several = launches_at_once(connection, [job.name for job in page.items], context.clock.unix_ns())

@@ -65,6 +65,8 @@ class Session(ApiReply):
     jobs: list[str]
     """Patterns of the names of the jobs that they may access; empty: every job."""
     expires_unix_ns: int | None
+    links: dict[str, str]
+    """URL templates of the installation's own tools by name, with {job}, {rank} or {host} in them."""
 
 
 @router.post("", status_code=201)
@@ -85,13 +87,13 @@ def log_in(body: NewSession, context: Ctx, request: Request, response: Response)
     except SenderTokenError as error:
         raise ProblemError(403, "a token that can only send telemetry or alerts opens no session") from error
     session_cookie(context.settings, response, text)
-    return _session(identity, expires)
+    return _session(identity, expires, context)
 
 
 @router.get("")
-async def who_am_i(identity: Annotated[Identity, Depends(Require(Scope.READ))]) -> Session:
+async def who_am_i(context: Ctx, identity: Annotated[Identity, Depends(Require(Scope.READ))]) -> Session:
     """Who is logged in, with which scopes."""
-    return _session(identity, identity.expires_unix_ns)
+    return _session(identity, identity.expires_unix_ns, context)
 
 
 @router.delete("", status_code=204)
@@ -105,7 +107,7 @@ def log_out(context: Ctx, response: Response, identity: Annotated[Identity, Depe
     session_cookie(context.settings, response, "")
 
 
-def _session(identity: Identity, expires_unix_ns: int | None) -> Session:
+def _session(identity: Identity, expires_unix_ns: int | None, context: Context) -> Session:
     return Session(
         name=identity.name,
         person=identity.person,
@@ -113,6 +115,7 @@ def _session(identity: Identity, expires_unix_ns: int | None) -> Session:
         job=identity.jobs.only,
         jobs=list(identity.jobs.patterns),
         expires_unix_ns=expires_unix_ns,
+        links=context.settings.links,
     )
 
 

@@ -9,8 +9,9 @@ const CHARTS_MAX = 4;
 
 // A card that `show(items)` fills with explanations; it is hidden while there are none.
 export function explanationCard() {
-  const body = h("div", { class: "body" });
-  const element = card("Why, and why not earlier", body, { hint: "dashed: the threshold" });
+  const body = h("div");
+  const fold = h("details", {}, h("summary", {}, "Why it was opened, and why not earlier (dashed: the threshold)"), body);
+  const element = card("How it was found", h("div", { class: "body" }, fold));
   element.hidden = true;
   return {
     element,

@@ -3,6 +3,7 @@
 import { path, put, remove } from "../common/api.js";
 import { h } from "../common/dom.js";
 import { moment } from "../common/format.js";
+import { lessNoise } from "../incidents/noise.js";
 import { card, guarded, toast } from "./shell.js";
 
 const ANSWERS = {
@@ -55,4 +56,5 @@ async function say(incident, session, answer, given) {
   });
   if (done) toast(withdraws ? "Answer withdrawn" : ANSWERS[answer].name);
   given();
+  if (done && answer === "noise" && !withdraws) await guarded(() => lessNoise(incident));
 }

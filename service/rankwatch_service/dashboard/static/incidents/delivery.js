@@ -3,13 +3,16 @@
 import { h } from "../common/dom.js";
 import { ago, clock, duration, number } from "../common/format.js";
 import { card, statePill } from "../components/shell.js";
+import { newReceiver } from "../notifications/receivers.js";
+import { readHealth } from "../service/health_banner.js";
 import { showWhy } from "../notifications/why.js";
 
-export function deliveryCard(incident) {
+// `receivers` says how many there are.
+export function deliveryCard(incident, receivers) {
   const { notifications } = incident;
-  if (!notifications.length) return card("Notifications", h("div", { class: "body" }, h("p", { class: "muted" }, "Nobody was notified: no receiver gets such incidents. ", h("a", { href: "/notifications" }, "Add one"), " ", why(incident))));
+  if (!notifications.length) return card("Notifications", h("div", { class: "body" }, h("p", { class: "muted" }, receivers ? "Nobody was notified: no receiver gets such incidents. " : "Nobody was notified: there is no receiver. ", h("button", { class: "small", onclick: () => newReceiver(readHealth) }, "Add one"), " ", receivers && why(incident))));
   const counts = Object.groupBy(notifications, (one) => one.state);
-  const receivers = new Set(notifications.map((one) => one.receiver));
+  const reached = new Set(notifications.map((one) => one.receiver));
   const last = Math.max(...notifications.map((one) => one.delivered_unix_ns ?? 0));
   const transitions = new Map(incident.history.map((one) => [one.number, one.what]));
   return card(
@@ -18,7 +21,7 @@ export function deliveryCard(incident) {
       "div",
       { class: "body" },
       h("div", { class: "counts" }, Object.entries(counts).map(([state, all]) => [statePill(state), h("span", {}, number(all.length))])),
-      h("p", { class: "muted" }, `${number(receivers.size)} ${receivers.size === 1 ? "receiver" : "receivers"}`, last > 0 && `, the last at ${clock(last)} (${ago(last)})`, " ", why(incident)),
+      h("p", { class: "muted" }, `${number(reached.size)} ${reached.size === 1 ? "receiver" : "receivers"}`, last > 0 && `, the last at ${clock(last)} (${ago(last)})`, " ", why(incident)),
       h("details", { "data-fold": "deliveries" }, h("summary", {}, "Each notification"), h("ul", { class: "lines" }, notifications.map((one) => h("li", {}, h("a", { class: "break", href: `/notifications?receiver=${encodeURIComponent(one.receiver)}` }, one.receiver), " ", statePill(one.state), h("div", { class: "muted break" }, fate(one, one.command_id ? "command" : transitions.get(one.transition))))))),
     ),
   );

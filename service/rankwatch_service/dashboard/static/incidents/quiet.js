@@ -30,8 +30,21 @@ export function noMatch(hidden, showAll) {
   return h("div", { class: "quiet unheard" }, h("h2", {}, "No incident matches"), hidden > 0 && h("p", {}, many), h("button", { onclick: showAll }, "Show all unresolved incidents"));
 }
 
-function firstSteps() {
-  const step = (text, code) => h("li", {}, text, h("pre", {}, code));
+// Whether the address of this page leads other machines to themselves.
+const isLocal = () => ["localhost", "127.0.0.1", "[::1]"].includes(location.hostname);
+
+function copyButton(text) {
+  const button = h("button", { class: "small", onclick: async () => (await copied(text)) && (button.textContent = "Copied") }, "Copy");
+  return button;
+}
+
+// Browsers allow it on https and on this machine only; elsewhere the text can be marked.
+async function copied(text) {
+  return navigator.clipboard?.writeText(text).then(() => true, () => false);
+}
+
+export function firstSteps() {
+  const step = (text, code) => h("li", {}, text, h("pre", { tabindex: "0" }, code), copyButton(code));
   return h(
     "div",
     { class: "quiet begin" },
@@ -40,8 +53,10 @@ function firstSteps() {
     h(
       "ol",
       {},
-      step("Add this to the training script:", 'import rankwatch\n\nwatch = rankwatch.start(job="gpt-small")\nfor step in watch.steps(max_steps):\n    loss = train_step()\n    watch.log(loss=loss)'),
-      step("On this machine nothing else is needed. On other machines set the address and a token, from `rankwatch token create agents --scope ingest`:", `export RANKWATCH_URL=${location.origin}\nexport RANKWATCH_TOKEN=…`),
+      step("Start the training with this in front of its command; the script needs no change:", "rankwatch run -- torchrun train.py"),
+      step("For rollbacks and its own metrics, the script has these lines instead:", 'import rankwatch\n\nwatch = rankwatch.start(job="gpt-small")\nfor step in watch.steps(max_steps):\n    loss = train_step()\n    watch.log(loss=loss)'),
+      step("On this machine nothing else is needed. On others, set what this prints here:", "rankwatch token job gpt-small --hosts 1"),
+      step(isLocal() ? "together with an address that they reach, since this one is of this machine only:" : "together with the address:", `export RANKWATCH_URL=${isLocal() ? "https://THIS-MACHINE:PORT" : location.origin}\nexport RANKWATCH_TOKEN=…`),
       step("Or try it with a demo job:", "rankwatch demo"),
     ),
   );

@@ -31,28 +31,31 @@ export function bestAction(incident) {
 }
 
 function ways(incident, job, suggestion, price, request) {
-  if (!suggestion.action || suggestion.action === "investigate") return null;
-  const others = (suggestion.alternatives ?? []).filter((one) => one.action !== "investigate");
+  // Until when to wait, and for what, stands in the steps.
+  const all = [suggestion, ...(suggestion.alternatives ?? [])].filter(({ action }) => DIRECTIVES[action]);
+  const best = all[0] === suggestion ? suggestion : null;
+  const others = all.filter((one) => one !== best);
+  if (!all.length) return null;
   const offer = (one, primary) => {
     const directive = DIRECTIVES[one.action];
-    const able = request && directive && job && job.state !== "ended";
+    const able = request && job && job.state !== "ended";
     return h(
       "li",
       { class: primary ? "best" : "" },
-      h("div", { class: "way" }, h("b", {}, directive?.name ?? words(one.action)), h("span", { class: "cost" }, priced(one, price))),
+      h("div", { class: "way" }, h("b", {}, directive.name), h("span", { class: "cost" }, priced(one, price))),
       h("div", { class: "muted" }, one.reason),
       able && h("button", { class: primary ? "primary" : "small", onclick: () => request(one.action) }, icon(directive.icon), directive.name),
-      primary && directive && h("code", { class: "copy", title: "Command for a terminal" }, `rankwatch ${one.action} ${shellWord(incident.job)} --wait`),
+      primary && h("code", { class: "copy", title: "Command for a terminal" }, `rankwatch ${one.action} ${shellWord(incident.job)} --wait`),
     );
   };
   const worth = suggestion.break_even_s > 0 && h("p", { class: "hint" }, `Pays off if the wait exceeds ${duration(suggestion.break_even_s)}.`);
-  const rest = others.length > 0 && h("details", { "data-fold": "alternatives" }, h("summary", {}, `${number(others.length)} ${others.length === 1 ? "alternative" : "alternatives"}`), h("ul", { class: "ways" }, others.map((one) => offer(one, false))));
-  return [h("ul", { class: "ways" }, offer(suggestion, true)), worth, rest];
+  const rest = others.length > 0 && h("details", { "data-fold": "alternatives" }, h("summary", {}, `${number(others.length)} ${best ? "other " : ""}${others.length === 1 ? "action" : "actions"}`), h("ul", { class: "ways" }, others.map((one) => offer(one, false))));
+  return [best && h("ul", { class: "ways" }, offer(best, true)), worth, rest];
 }
 
 function priced(way, { back, hours }) {
   const known = way.cost_gpu_hours !== null && way.cost_gpu_hours !== undefined;
-  const cost = known ? `${number(way.cost_gpu_hours, 2)} ${hours}${way.action === "wait" ? " per hour" : ""}` : "cost unknown";
+  const cost = known ? `${number(way.cost_gpu_hours, 2)} ${hours}${way.action === "pause" ? " every hour" : ""}` : "cost unknown";
   return LOSES_STEPS.includes(way.action) && back > 0 ? `${cost}, ${number(back)} steps lost` : cost;
 }
 

@@ -16,7 +16,7 @@ export class ReceiversCard {
     this.changed = changed;
     this.open = open;
     this.body = h("div");
-    this.add = h("button", { hidden: true, onclick: () => this.make() }, "New receiver");
+    this.add = h("button", { hidden: true, onclick: () => newReceiver(changed) }, "New receiver");
     this.card = card("Receivers", this.body, { tools: this.add });
     this.draw = whenChanged((...all) => this.show(...all));
   }
@@ -67,36 +67,37 @@ export class ReceiversCard {
     if (await ask(`Remove ${one.name}?`, "Its undelivered messages are discarded.", [], "Remove", true, send)) toast(`${one.name} is removed`);
     this.changed();
   }
+}
 
-  async make() {
-    const url = h("input", { name: "url", autocomplete: "off", required: true, maxlength: 2000 });
-    const secret = h("input", { name: "secret", autocomplete: "off", maxlength: 500 });
-    const secretField = h("label", {}, "Secret", secret);
-    const type = h("select", { name: "type", onchange: () => fit() }, Object.entries(TYPES).map(([value, [name]]) => h("option", { value }, name)));
-    const fit = () => {
-      const [, example, of] = TYPES[type.value];
-      url.placeholder = example;
-      secret.placeholder = of ?? "";
-      secretField.hidden = of === null;
-    };
-    fit();
-    const severities = SEVERITIES.map((one) => h("label", { class: "check inline" }, h("input", { type: "checkbox", name: `severity_${one}`, checked: one !== "info" }), one));
-    const fields = [
-      h("label", {}, "Name", h("input", { name: "name", autocomplete: "off", required: true, maxlength: 64, pattern: "[A-Za-z0-9][A-Za-z0-9_.\\-]*" })),
-      h("label", {}, "Type", type),
-      h("label", {}, "URL or address", url),
-      secretField,
-      h("div", { class: "checks" }, severities),
-      h("label", {}, "Kind", h("select", { name: "kind" }, h("option", { value: "" }, "every kind"), Object.entries(KIND_NAMES).map(([value, text]) => h("option", { value }, text)))),
-      h("label", {}, "Jobs (names, by commas)", h("input", { name: "jobs", autocomplete: "off", placeholder: "all" })),
-      h("label", {}, "Labels", h("input", { name: "matchers", autocomplete: "off", maxlength: 2000, placeholder: 'host=~"node-.*", owner="ann"' })),
-      h("label", {}, "Only if nobody acknowledges within (min)", h("input", { name: "after", type: "number", min: 0, max: 1440, value: 0 })),
-    ];
-    const made = await ask("New receiver", "It is notified of incidents from now on. Test it next.", fields, "Add", false, (answer) => post("receivers", settings(answer)));
-    if (!made) return;
-    if (made.secret) await ask(`Secret of ${made.name}`, "Copy it into the receiving program now: it cannot be shown again.", [h("textarea", { readOnly: true, rows: 2, "aria-label": "Secret" }, made.secret)], "Done");
-    this.changed();
-  }
+// Asks for a receiver; `changed` runs when there is one.
+export async function newReceiver(changed) {
+  const url = h("input", { name: "url", autocomplete: "off", required: true, maxlength: 2000 });
+  const secret = h("input", { name: "secret", autocomplete: "off", maxlength: 500 });
+  const secretField = h("label", {}, "Secret", secret);
+  const type = h("select", { name: "type", onchange: () => fit() }, Object.entries(TYPES).map(([value, [name]]) => h("option", { value }, name)));
+  const fit = () => {
+    const [, example, of] = TYPES[type.value];
+    url.placeholder = example;
+    secret.placeholder = of ?? "";
+    secretField.hidden = of === null;
+  };
+  fit();
+  const severities = SEVERITIES.map((one) => h("label", { class: "check inline" }, h("input", { type: "checkbox", name: `severity_${one}`, checked: one !== "info" }), one));
+  const fields = [
+    h("label", {}, "Name", h("input", { name: "name", autocomplete: "off", required: true, maxlength: 64, pattern: "[A-Za-z0-9][A-Za-z0-9_.\\-]*" })),
+    h("label", {}, "Type", type),
+    h("label", {}, "URL or address", url),
+    secretField,
+    h("div", { class: "checks" }, severities),
+    h("label", {}, "Kind", h("select", { name: "kind" }, h("option", { value: "" }, "every kind"), Object.entries(KIND_NAMES).map(([value, text]) => h("option", { value }, text)))),
+    h("label", {}, "Jobs (names, by commas)", h("input", { name: "jobs", autocomplete: "off", placeholder: "all" })),
+    h("label", {}, "Labels", h("input", { name: "matchers", autocomplete: "off", maxlength: 2000, placeholder: 'host=~"node-.*", owner="ann"' })),
+    h("label", {}, "Only if nobody acknowledges within (min)", h("input", { name: "after", type: "number", min: 0, max: 1440, value: 0 })),
+  ];
+  const made = await ask("New receiver", "It is notified of incidents from now on. Test it next.", fields, "Add", false, (answer) => post("receivers", settings(answer)));
+  if (!made) return;
+  if (made.secret) await ask(`Secret of ${made.name}`, "Copy it into the receiving program now: it cannot be shown again.", [h("textarea", { readOnly: true, rows: 2, "aria-label": "Secret" }, made.secret)], "Done");
+  changed();
 }
 
 // A receiver as REST takes it, from what was typed in the dialog.

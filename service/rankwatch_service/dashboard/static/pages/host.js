@@ -6,6 +6,7 @@ import { clock, kindName, moment } from "../common/format.js";
 import { everySecond, gathered, listen } from "../common/live.js";
 import { DevicesCard } from "../components/devices.js";
 import { card, empty, guarded, severityPill, shell } from "../components/shell.js";
+import { ownLinks } from "../components/own_links.js";
 import { plainHost, verdictPill, whose } from "../components/verdict.js";
 
 const POLL_S = 5;
@@ -17,10 +18,12 @@ document.title = `${name} · rankwatch`;
 const pick = h("select", { class: "small", "aria-label": "Job", onchange: () => show(pick.value) });
 const verdict = h("span");
 const record = h("div");
+const links = h("div");
+ownLinks("host", { host: name }).then((found) => fill(links, found));
 const counters = h("div");
 main.append(
   h("div", { class: "crumbs" }, h("a", { href: "/hosts" }, "‹ Hosts"), h("span", { class: "range" }, pick)),
-  h("div", { class: "job-head" }, h("div", { class: "line" }, h("h1", { class: "break" }, name), verdict)),
+  h("div", { class: "job-head" }, h("div", { class: "line" }, h("h1", { class: "break" }, name), verdict), links),
   card("Incidents on its record", record, { hint: "of all jobs; they count for 28 days (docs/operations.md, Verdicts on hosts)" }),
   counters,
 );

@@ -18,11 +18,13 @@ import { kindCard } from "../incidents/kind_chart.js";
 import { TABULATED } from "../incidents/kind_tables.js";
 import { locationCard, placedRanks } from "../incidents/location.js";
 import { bestAction, responseCard } from "../incidents/response.js";
+import { MAY_BE_MEANT, meant } from "../incidents/troubles.js";
+import { watchHealth } from "../service/health_banner.js";
 import { silence } from "../incidents/silence.js";
 import { keys } from "../components/keys.js";
 import { notFound } from "../components/error_page.js";
 import { traceFold } from "../components/traces.js";
-import { ask, card, guarded, incidentPill, mayDo, severityPill, shell, toast, viewer, whenChanged } from "../components/shell.js";
+import { ask, card, guarded, incidentPill, mayDo, seesEveryJob, severityPill, shell, toast, viewer, whenChanged } from "../components/shell.js";
 
 const id = decodeURIComponent(location.pathname.split("/").pop());
 const main = shell("Incidents");
@@ -47,6 +49,12 @@ let incident = null;
 let job = null;
 let map = null;
 let answering = null;
+let receivers = 1; // as far as is known
+watchHealth(async (health) => {
+  const before = receivers;
+  receivers = (await seesEveryJob()) ? health.receivers.length : 1;
+  if (receivers !== before) refresh();
+});
 
 const refresh = gathered(load);
 listen((topic, ofJob) => {
@@ -89,7 +97,7 @@ async function load() {
     showPlace(incident, placed);
     showEvidence(incident.evidence, incident.consequences);
     showWhy(reasons);
-    showRight(incident, checkpoints, commands.filter((one) => one.incident_id === incident.id), command, job?.state, session, operate, job?.step);
+    showRight(incident, checkpoints, commands.filter((one) => one.incident_id === incident.id), command, job?.state, session, operate, job?.step, receivers);
     showBelow(incident, operate);
     ofKind.show(incident, job, events(attempts, checkpoints, commands, job?.configuration ?? []), reasons);
     tick();
@@ -123,6 +131,7 @@ const showHead = whenChanged((_, operate, best, checkpoints, me) => {
           incident.state === "acknowledged" && (incident.acknowledged_by === me ? h("button", { onclick: giveBack }, "Give back") : h("button", { onclick: acknowledge }, "Take over")),
           h("button", { onclick: mute }, "Silence"),
           best && h("button", { onclick: () => askCommand(best, checkpoints) }, icon(DIRECTIVES[best].icon), DIRECTIVES[best].name),
+          MAY_BE_MEANT.includes(incident.kind) && meant(incident, load),
           h("button", { onclick: resolve }, "Resolve"),
         ),
     ),
@@ -149,11 +158,11 @@ function consequence(one) {
   return h("li", {}, h("b", {}, kindName(one.kind)), " ", rankList(one.ranks), one.step !== null && one.step !== undefined && ` at step ${number(one.step)}`, h("div", { class: "muted break" }, one.summary));
 }
 
-const showRight = whenChanged((_, checkpoints, commands, command, _state, session, operate) => {
+const showRight = whenChanged((_, checkpoints, commands, command, _state, session, operate, _step, receivers) => {
   refill(
     right,
     responseCard(incident, job, checkpoints, unit(incident.accelerated).hours, command ? (action) => askCommand(action, checkpoints) : null),
-    deliveryCard(incident),
+    deliveryCard(incident, receivers),
     commands.length > 0 && card("Commands", h("div", { class: "body" }, h("ul", { class: "lines" }, commands.map(done)))),
     feedbackCard(incident, session, operate, load),
   );

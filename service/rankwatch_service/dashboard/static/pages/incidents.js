@@ -11,7 +11,9 @@ import { incidentTable, inOrder, ORDERS, showAges } from "../incidents/incident_
 import { offerProjects } from "../components/job_project.js";
 import { keys } from "../components/keys.js";
 import { allQuiet, noMatch } from "../incidents/quiet.js";
-import { guarded, mayDo, rest, SEVERITIES, shell, sum, toast, whenChanged } from "../components/shell.js";
+import { guarded, mayDo, rest, seesEveryJob, SEVERITIES, shell, sum, toast, whenChanged } from "../components/shell.js";
+import { newReceiver } from "../notifications/receivers.js";
+import { readHealth, watchHealth } from "../service/health_banner.js";
 import { silence } from "../incidents/silence.js";
 
 const PAGE = 100;
@@ -49,8 +51,10 @@ const filters = h("div", { class: "filters" }, chosen.severity, chosen.kind, cho
 const fold = h("button", { class: "fold", type: "button", "aria-expanded": "false", onclick: () => showFilters(filters.classList.toggle("shown")) }, "Filters");
 const summary = h("p", { class: "totals", role: "status" });
 const list = h("div", { class: "card list" });
+const nobody = h("button", { class: "nobody", hidden: true, onclick: () => newReceiver(readHealth) }, icon("warning"), "Nobody is notified: add a receiver");
+watchHealth(async ({ receivers }) => (nobody.hidden = receivers.length > 0 || !(await seesEveryJob()) || !(await mayDo("admin"))));
 main.classList.add("home");
-main.append(h("div", { class: "pagehead" }, h("h1", {}, "Incidents"), summary, views), h("div", { class: "searching" }, search, fold, filters), list);
+main.append(h("div", { class: "pagehead" }, h("h1", {}, "Incidents"), summary, nobody, views), h("div", { class: "searching" }, search, fold, filters), list);
 keys(() => [...list.querySelectorAll("tr.link")], { a: { does: "acknowledge", run: acknowledge }, s: { does: "silence", run: mute } }, search);
 
 const showSummary = whenChanged(() => fill(summary, summaryOf()));
@@ -220,7 +224,7 @@ function summaryOf() {
   const parts = [
     ...worst,
     cost > 0 && h("b", {}, `the work of ${number(cost)} ${devices()} is lost`),
-    still > 0 && h("a", { href: "/jobs" }, `${number(still)} ${still === 1 ? "job" : "jobs"} not progressing`),
+    still > 0 && h("a", { href: "/jobs?state=stalled&state=lost" }, `${number(still)} ${still === 1 ? "job" : "jobs"} not progressing`),
     sum(totals.acknowledged) > 0 && `${number(sum(totals.acknowledged))} acknowledged`,
   ].filter(Boolean);
   return parts.map((part, n) => [n > 0 && h("span", { "aria-hidden": "true" }, "·"), part]);

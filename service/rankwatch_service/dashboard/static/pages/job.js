@@ -9,10 +9,13 @@ import { DevicesCard } from "../components/devices.js";
 import { able, direct, DIRECTIVES, outcome, people } from "../components/directives.js";
 import { fill, h, icon } from "../common/dom.js";
 import { age, bytes, clock, duration, kindName, lastStep, moment, number, rankList, stepNumber, words } from "../common/format.js";
+import { troublesNow } from "../incidents/troubles.js";
+import { MetricsCard } from "../components/metrics_card.js";
 import { LostTimeCard } from "../incidents/lost_time.js";
 import { RankMap } from "../charts/rank_map.js";
 import { everySecond, gathered, listen } from "../common/live.js";
 import { fan, mean } from "../charts/series.js";
+import { ownLinks } from "../components/own_links.js";
 import { notFound } from "../components/error_page.js";
 import { traceFold } from "../components/traces.js";
 import { card, empty, guarded, incidentPill, mayDo, severityPill, shell, statePill, tile, viewer, whenChanged } from "../components/shell.js";
@@ -32,6 +35,9 @@ document.title = `${name} · rankwatch`;
 
 const head = h("div", { class: "job-head" });
 const waiting = h("div", { class: "approvals" });
+const troubles = h("div", { class: "troubles" });
+const links = h("div");
+ownLinks("job", { job: name }).then((found) => fill(links, found));
 const strip = h("div", { class: "card tiles strip" });
 const body = (kind) => h("div", { class: `body ${kind}` });
 const [lossBox, normBox, fanBox] = [body("plot"), body("plot"), body("plot")];
@@ -40,15 +46,19 @@ const rangePick = h("select", { class: "small", "aria-label": "Steps shown", onc
 const attemptPick = h("select", { class: "small", "aria-label": "Attempt shown", hidden: true, onchange: () => draw() });
 const query = new URLSearchParams(location.search);
 const axisPick = h("select", { class: "small", "aria-label": "Axis", onchange: pickAxis }, h("option", { value: "" }, "over steps"), h("option", { value: "time", selected: query.get("axis") === "time" }, "over time"));
+const free = new MetricsCard(name, query, keepAddress);
 const lists = h("div", { class: "lists" });
 const lostTime = new LostTimeCard(name, () => guarded(() => lostTime.load(job)));
 const devices = ["gpu", "port", "host"].map((kind) => new DevicesCard(name, kind));
 main.append(
   h("div", { class: "crumbs" }, h("a", { href: "/jobs" }, "‹ Jobs"), h("a", { href: `/topology/${encodeURIComponent(name)}` }, "Topology"), h("span", { class: "range" }, attemptPick, " ", axisPick, " ", rangePick)),
   head,
+  links,
   waiting,
+  troubles,
   strip,
   h("div", { class: "charts" }, card("Loss", lossBox), card("Gradient norm", normBox), card("Step time", fanBox, { tools: h("span", { class: "legend" }, h("i", { class: "median" }), "median", h("i", { class: "band" }), "5–95 %", h("i", { class: "max" }), "slowest") })),
+  free.card,
   map.card,
   h("div", { class: "lost-time" }, lostTime.card),
   lists,
@@ -97,10 +107,12 @@ async function load() {
     [job, incidents, attempts, checkpoints, commands] = [found, troubles.items, tries.items, saves.items, asked.items];
     showHead(job.state, job.can, job.orders, command, job.launches_at_once, job.topology.watched, operate, admin, whose(job.project, job.owner));
     showWaiting(undecided.items, session);
+    free.begin(job.project);
+    showTroubles(incidents.filter((one) => one.state !== "resolved"), job.accelerated, operate);
     showStrip();
     showLists(incidents, troubles.total, checkpoints, commands, attempts, saveEvery(job));
     showAges();
-    offerAttempts(attempts.map(({ attempt, first_step }) => ({ attempt, first_step })));
+    offerAttempts(attempts.map(({ attempt, number, first_step }) => ({ attempt, number, first_step })));
     chooseRange();
     await Promise.all([lostTime.load(job), performance.now() >= drawAgainMs && draw()]);
   });
@@ -135,6 +147,7 @@ const showHead = whenChanged((state, can, orders, command, launches, watched, op
   );
 });
 
+const showTroubles = whenChanged((open, accelerated, operate) => fill(troubles, troublesNow(open, accelerated, operate, load)));
 const showWaiting = whenChanged((commands, session) => fill(waiting, approvals(commands, session, load)));
 
 function button(action) {
@@ -184,7 +197,7 @@ const offerAttempts = whenChanged((tries) => {
   const chosen = attemptPick.value;
   const steps = (one) => (one.first_step === null ? "no steps" : `from step ${number(one.first_step)}`);
   attemptPick.hidden = tries.length < 2;
-  fill(attemptPick, h("option", { value: "" }, "all attempts"), tries.map((one) => h("option", { value: one.attempt, selected: one.attempt === chosen }, `${one.attempt}, ${steps(one)}`)));
+  fill(attemptPick, h("option", { value: "" }, "all attempts"), tries.map((one) => h("option", { value: one.attempt, selected: one.attempt === chosen }, `attempt ${one.number}: ${one.attempt}, ${steps(one)}`)));
 });
 
 // An earlier attempt is shown from its own first step: the newest steps are not its.
@@ -196,10 +209,14 @@ function firstStep() {
 
 const overTime = () => axisPick.value === "time";
 
-// The axis stays in the address.
 function pickAxis() {
   if (overTime()) query.set("axis", "time");
   else query.delete("axis");
+  keepAddress();
+}
+
+// Axis and metrics stay in the address.
+function keepAddress() {
   history.replaceState(null, "", `${location.pathname}${query.size ? `?${query}` : ""}`);
   draw();
 }
@@ -217,7 +234,7 @@ async function draw() {
     timeOf = measured.find((one) => one.lines.length)?.timeOf ?? null;
     const troubled = chosen.times ? troubledTimes() : outlines();
     const show = (chart, { lines, marks }) => chart.show(lines, marks, troubled, { events: noted(chosen.times, lines), times: chosen.times, label: `${chart.label} over ${chosen.times ? "time" : "steps"}` });
-    await Promise.all([chosen.times && drawMap(), ...devices.map((one) => one.draw()), ...[loss, norm, stepTime].map((chart, n) => show(chart, measured[n]))]);
+    await Promise.all([chosen.times && drawMap(), ...devices.map((one) => one.draw()), ...[loss, norm, stepTime].map((chart, n) => show(chart, measured[n])), free.draw(from, { ...chosen, numbers: new Map(attempts.map((one) => [one.attempt, one.number])) }, troubled, (lines) => noted(chosen.times, lines))]);
   } finally {
     drawing = false;
     drawAgainMs = performance.now() + Math.min(IDLE_MAX_MS, IDLE_SHARE * (performance.now() - began));
@@ -275,7 +292,7 @@ const showLists = whenChanged((incidents, incidentsInAll, checkpoints, commands,
       h("tr", {}, h("td", { class: "nowrap" }, h("a", { class: "title", href: `/commands/${encodeURIComponent(one.id)}` }, words(one.action)), one.applied_step !== null && h("span", { class: "muted" }, ` at ${number(one.applied_step)}`)), h("td", { class: "muted break", title: moment(one.requested_unix_ns) }, [people(one), one.result || one.reason].filter(Boolean).join(" · "), traceFold(one)), h("td", { class: "right" }, outcome(one))),
     ),
     listed("Attempts", attempts, "None.", (one) =>
-      h("tr", {}, h("td", { class: "break" }, h("b", {}, one.attempt)), h("td", { class: "muted nowrap" }, one.first_step === null ? "no steps" : `steps ${number(one.first_step)} to ${number(one.last_step)}`), h("td", { class: "right muted", title: moment(one.started_unix_ns) }, one.ended_unix_ns ? `lasted ${age((one.ended_unix_ns - one.started_unix_ns) / 1e9)}` : `since ${clock(one.started_unix_ns)}`)),
+      h("tr", {}, h("td", { class: "break" }, h("b", {}, `${one.number}: ${one.attempt}`)), h("td", { class: "muted nowrap" }, one.first_step === null ? "no steps" : `steps ${number(one.first_step)} to ${number(one.last_step)}`), h("td", { class: "right muted", title: moment(one.started_unix_ns) }, one.ended_unix_ns ? `lasted ${age((one.ended_unix_ns - one.started_unix_ns) / 1e9)}` : `since ${clock(one.started_unix_ns)}`)),
     ),
   );
 });

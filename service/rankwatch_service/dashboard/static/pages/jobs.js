@@ -1,15 +1,17 @@
 // All jobs: state, step, step time, loss, ranks reporting, unresolved incidents. Events bring rows up to date.
 
 import { get, getList, now } from "../common/api.js";
-import { fill, h } from "../common/dom.js";
+import { fill, h, icon } from "../common/dom.js";
 import { age, duration, number, stepNumber } from "../common/format.js";
 import { everySecond, gathered, listen } from "../common/live.js";
 import { watchTotals } from "../common/totals.js";
 import { keys } from "../components/keys.js";
+import { firstSteps } from "../incidents/quiet.js";
 import { offerProjects, whose } from "../components/job_project.js";
 import { empty, guarded, rest, shell, statePill, whenChanged } from "../components/shell.js";
 
 const PAGE = 100;
+const TYPED_MS = 250;
 const NOT_MOVING = ["stalled", "paused", "lost"]; // rates are the last ones before that
 const STALE_S = 15;
 const DELTA_MAX = 50; // more changed jobs than this are read with the whole list
@@ -20,8 +22,13 @@ const RIGHT = ["Step", "Step time", "Loss", "Ranks"];
 const main = shell("Jobs");
 const list = h("div", { class: "card list" });
 const query = new URLSearchParams(location.search);
-const project = h("select", { "aria-label": "Any project", hidden: true, onchange: () => choose(project.value) });
-main.append(h("div", { class: "pagehead" }, h("h1", {}, "Jobs"), h("div", { class: "filters" }, project)), list);
+const project = h("select", { "aria-label": "Any project", hidden: true, onchange: () => choose("project", project.value) });
+const STATES = { running: "Running", stalled: "Stalled", paused: "Paused", lost: "Lost", ended: "Ended" };
+const ORDERS = { seen: "Last seen", newest: "Newest", size: "Most ranks" };
+const pick = (name, any, texts) => h("select", { "aria-label": any, onchange: (event) => choose(name, event.target.value) }, h("option", { value: "" }, any), Object.entries(texts).map(([value, text]) => h("option", { value, selected: query.get(name) === value }, text)));
+const search = h("input", { type: "search", placeholder: "Search", "aria-label": "Search", maxLength: 200, value: query.get("search") ?? "", oninput: gathered(() => choose("search", search.value.trim()), TYPED_MS) });
+const filters = h("div", { class: "filters" }, pick("state", "Any state", STATES), project, pick("order", ORDERS.seen, Object.fromEntries(Object.entries(ORDERS).slice(1))));
+main.append(h("div", { class: "pagehead" }, h("h1", {}, "Jobs")), h("div", { class: "searching" }, search, filters), list);
 keys(() => [...list.querySelectorAll("tr.link")]);
 
 const showProjects = whenChanged((names, chosen) => offerProjects(project, names, chosen));
@@ -56,7 +63,8 @@ function inTurn(work) {
   working = working.then(() => guarded(work)).catch((error) => console.error(error));
 }
 
-const asked = () => ({ project: query.get("project") });
+const asked = () => ({ project: query.get("project"), search: query.get("search"), state: query.has("state") ? query.getAll("state") : null, order: query.get("order") });
+const narrowed = () => ["project", "search", "state"].some((name) => query.has(name));
 
 async function load() {
   changed.clear();
@@ -67,7 +75,8 @@ async function load() {
   jobs.clear();
   newestNs = items.reduce((newest, one) => Math.max(newest, one.last_seen_unix_ns), newestNs);
   if (!items.length) {
-    empty(list, chosen ? "No job of this project is listed." : "No job has reported yet.");
+    if (narrowed()) empty(list, "No job matches.");
+    else fill(list, firstSteps());
     return;
   }
   for (const one of items) {
@@ -108,9 +117,9 @@ function fieldsOf({ job: _job, at_unix_ns: _at, ...fields }) {
   return fields;
 }
 
-function choose(name) {
-  if (name) query.set("project", name);
-  else query.delete("project");
+function choose(name, value) {
+  if (value) query.set(name, value);
+  else query.delete(name);
   history.replaceState(null, "", query.size ? `?${query}` : location.pathname);
   wanted = PAGE;
   elsewhere.clear();
@@ -133,7 +142,7 @@ function row(job) {
     h("td", {}, statePill(job.state)),
     h("td", { class: "right", "data-label": "Step" }, stepNumber(job.step)),
     h("td", { class: `right ${then}`, title: then && `last value before the job was ${job.state}`, "data-label": "Step time" }, duration(job.step_time_s)),
-    h("td", { class: `right ${then}`, "data-label": "Loss" }, number(job.loss, 4)),
+    h("td", { class: `right ${then}`, "data-label": "Loss" }, typeof job.loss === "string" ? h("span", { class: "pill critical" }, icon("critical"), number(job.loss)) : number(job.loss, 4)),
     h("td", { class: "right nowrap", "data-label": "Ranks" }, `${number(job.ranks_reporting)} / ${number(job.world_size)}`),
     h(
       "td",

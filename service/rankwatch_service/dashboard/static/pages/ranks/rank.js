@@ -6,6 +6,7 @@ import { fill, h } from "../../common/dom.js";
 import { clock, kindName, moment, number } from "../../common/format.js";
 import { everySecond, gathered, listen } from "../../common/live.js";
 import { DevicesCard } from "../../components/devices.js";
+import { ownLinks } from "../../components/own_links.js";
 import { notFound } from "../../components/error_page.js";
 import { card, empty, guarded, incidentPill, seesEveryJob, SEVERITIES, severityPill, shell, statePill, whenChanged } from "../../components/shell.js";
 import { HOST_ID_DIGITS, plainHost, verdictPill } from "../../components/verdict.js";
@@ -21,11 +22,13 @@ const rank = Number(place.slice(place.lastIndexOf("/") + 1));
 const main = shell("Jobs");
 document.title = `rank ${rank} of ${name} · rankwatch`;
 const head = h("div", { class: "job-head" });
+const links = h("div");
 const [units, troubles, counters] = [h("div"), h("div"), h("div")];
 const [series, gpu] = [new RankSeriesCard(name, rank), new RankGpuCard(name)];
 main.append(
   h("div", { class: "crumbs" }, h("a", { class: "break", href: `/jobs/${encodeURIComponent(name)}` }, `‹ ${name}`), h("a", { href: `/topology/${encodeURIComponent(name)}` }, "Topology")),
   head,
+  links,
   h("div", { class: "column" }, card("Incidents that name it", troubles), series.card, gpu.card, card("Where it runs", units, { hint: "newest attempt first; a restart may give a rank another host" }), counters),
 );
 let missing = false;
@@ -54,6 +57,8 @@ async function load() {
     const open = incidents.items.filter((one) => one.state !== "resolved");
     showUnits(ran.map(({ attempt, started_unix_ns, ended_unix_ns, who }) => ({ attempt, started_unix_ns, ended_unix_ns, who })), verdict, SEVERITIES.find((severity) => open.some((one) => one.severity === severity)));
     showTroubles(incidents.items);
+    const known = { job: name, rank, host: plainHost(host) };
+    fill(links, await ownLinks("rank", known), await ownLinks("host", known));
     drawn = { ...ran[0], incidents: incidents.items };
     devices ??= new DevicesCard(name, "gpu", ran[0].who.host);
     if (!counters.contains(devices.card)) fill(counters, devices.card);
