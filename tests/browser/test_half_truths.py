@@ -217,6 +217,6 @@ def test_a_rank_is_charted_beside_all_with_its_incidents_and_the_verdict_on_its_
         r"^Busy of rank 2 beside .* median of all ranks: [\d.]+ ms .* rank 2: [\d.]+ ms .* warning incident from step 5"
     )
     expect(chart).to_have_attribute("aria-label", re.compile(reported))
-    page.get_by_label("Metric").select_option("loss")
+    page.get_by_label("Metric", exact=True).select_option("loss")
     expect(page.locator("canvas.line")).to_have_attribute("aria-label", re.compile("^Loss of rank 2 beside"))
     expect(page.get_by_role("heading", name="Its GPU and all others")).to_be_hidden()

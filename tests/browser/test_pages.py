@@ -111,7 +111,7 @@ def test_names_that_are_markup_stay_text_everywhere(visit, site):
         expect(page.locator("tr.link", has_text=HOSTILE)).to_be_visible()
         page.locator("a.title", has_text=HOSTILE).click()
         expect(page.locator("h1")).to_have_text(HOSTILE)
-        picker = page.get_by_label("Metric")
+        picker = page.get_by_label("Metric", exact=True)
         expect(picker.locator("option", has_text="<img")).to_have_count(1)
         picker.select_option(HOSTILE)
         page.goto(f"{site.service.url}/incidents/{site.incident_id()}")
