@@ -69,12 +69,6 @@ def test_every_command_that_answers_or_changes_something_has_json():
     assert without == WITHOUT_JSON
 
 
-def test_every_command_is_on_the_page_of_the_command_line():
-    page = (Path(__file__).parents[3] / "docs/cli.md").read_text()
-    rows = page[page.index("## The commands") :]
-    assert set(re.findall(r"`([^`]+)`", rows)) == {name for name, _ in answering()}
-
-
 @pytest.mark.parametrize("line", ["run --help", "follow x --help", "agent --help", "jobs -h"])
 def test_the_help_of_all_commands_has_one_style(line):
     done = run(*line.split())
