@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from rankwatch_service.api.http import arrivals
-from rankwatch_service.api.http.arrivals import BEGUN_PER_S, Arrival, Arrivals
+from rankwatch_service.api.http.arrivals import BEGUN_PER_S, AcceptedSocket, Arrivals
 from tests.support.clock import FakeClock
 
 AT_ONCE, WAITING = 3, 4
@@ -18,13 +18,13 @@ class Listener:
     def __init__(self) -> None:
         self.clock = FakeClock()
         self.arrivals = Arrivals(self.clock)
-        self._pairs: dict[Arrival, socket.socket] = {}
-        self._names: dict[Arrival, str] = {}
+        self._pairs: dict[AcceptedSocket, socket.socket] = {}
+        self._names: dict[AcceptedSocket, str] = {}
 
     def come(self, address: str, name: str = "") -> str | None:
         """A client connects; returns the name of the one that made room."""
         client, accepted = socket.socketpair()
-        arrival = Arrival(accepted, address)
+        arrival = AcceptedSocket(accepted, address)
         self._pairs[arrival], self._names[arrival] = client, name or address
         gone = self.arrivals.add(arrival)
         return self._names[gone] if gone else None
@@ -91,7 +91,7 @@ def test_the_addresses_of_an_ipv6_network_are_one(listener: Listener) -> None:
 def test_who_has_left_is_known_before_it_begins() -> None:
     client, accepted = socket.socketpair()
     with accepted:
-        arrival = Arrival(accepted, "")
+        arrival = AcceptedSocket(accepted, "")
         assert not arrival.is_gone()
         client.sendall(b"GET")
         assert not arrival.is_gone()

@@ -22,7 +22,7 @@ WAITING_MAX: Final = 1_024
 """Connections that wait to begin. Beyond, the oldest of the address with most of them is closed."""
 
 
-class Arrival(NamedTuple):
+class AcceptedSocket(NamedTuple):
     """A connection that was accepted."""
 
     accepted: socket.socket
@@ -45,14 +45,14 @@ class Arrivals:
         """Do no I/O."""
         self._clock = clock
         self._left, self._at_s = float(BEGUN_AT_ONCE_MAX), clock.monotonic_s()
-        self._waiting: OrderedDict[Account, deque[Arrival]] = OrderedDict()
+        self._waiting: OrderedDict[Account, deque[AcceptedSocket]] = OrderedDict()
         """Newest last; whose turn it is first."""
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
-    def add(self, arrival: Arrival) -> Arrival | None:
+    def add(self, arrival: AcceptedSocket) -> AcceptedSocket | None:
         """Let a connection wait; returns one that makes room for it, for its caller to close."""
         self._waiting.setdefault(account_at(arrival.address), deque()).append(arrival)
         self._count += 1
@@ -61,7 +61,7 @@ class Arrivals:
         most = max(self._waiting, key=lambda account: len(self._waiting[account]))
         return self._take(most, self._waiting[most].popleft())
 
-    def next(self) -> Arrival | None:
+    def next(self) -> AcceptedSocket | None:
         """The one that begins now; None if none waits, or none may begin before `wait_s`."""
         if not self._count or self.wait_s():
             return None
@@ -90,7 +90,7 @@ class Arrivals:
         self._waiting.clear()
         self._count = 0
 
-    def _take(self, account: Account, arrival: Arrival) -> Arrival:
+    def _take(self, account: Account, arrival: AcceptedSocket) -> AcceptedSocket:
         self._count -= 1
         if not self._waiting[account]:
             del self._waiting[account]

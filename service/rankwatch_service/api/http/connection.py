@@ -35,7 +35,7 @@ from rankwatch_service.access.budgets import (
     Budgets,
     account_at,
 )
-from rankwatch_service.api.http.arrivals import Arrival, Arrivals
+from rankwatch_service.api.http.arrivals import AcceptedSocket, Arrivals
 from rankwatch_service.clock import SystemClock
 
 HEAD_BYTES_MAX: Final = 65_536
@@ -445,7 +445,7 @@ class TlsServer(uvicorn.Server):
                 except OSError:
                     await asyncio.sleep(ACCEPT_AGAIN_S)
                     continue
-                arrival = Arrival(accepted, peer[0])
+                arrival = AcceptedSocket(accepted, peer[0])
                 if self._arrivals or self._arrivals.wait_s():
                     if gone := self._arrivals.add(arrival):
                         self._connections.turn_away(gone.accepted)
@@ -469,7 +469,7 @@ class TlsServer(uvicorn.Server):
             else:
                 await self._arrived.wait()
 
-    def _begin(self, arrival: Arrival) -> None:
+    def _begin(self, arrival: AcceptedSocket) -> None:
         one: ClientConnection = self.config.http_protocol_class(  # type: ignore[call-arg,assignment]
             config=self.config, server_state=self.server_state, app_state=self.lifespan.state
         )
