@@ -280,7 +280,7 @@ def test_noise_offers_what_to_change_with_what_it_would_have_changed(visit, site
         expect(dialog).to_have_count(0)
     (silence,) = site.service.items("/api/v1/silences")
     assert (silence["job"], silence["kind"], silence["scope"]) == ("gpt-small", "nonfinite", "")
-    site.service.write("DELETE", f"/api/v1/silences/{silence['id']}")
+    site.service.write("DELETE", f"/api/v1/silences/{silence['id']}", None)
 
 
 def test_the_page_of_the_policy_shows_the_precision_of_each_kind(visit, site, incident):
