@@ -2,7 +2,7 @@
 
     python benchmarks/hostile_tokens.py [--agents 1000] [--every 15] [--rounds 3] [--only reads,alerts] [--each]
 
-A real api process on SQLite or PostgreSQL, with the incidents and the series of a job in its database. The agents are
+A real api process on SQLite, with the incidents and the series of a job in its database. The agents are
 enrolled, 50 to a job with a token of its own. Each has its order stream, and on a kept connection posts a signed batch
 of ten steps every `--every` seconds. A real agent posts up to six such batches a second, and a view besides: one api
 process on two cores takes a thousand agents only at this slower pace. A post begins when it is due and ends when the

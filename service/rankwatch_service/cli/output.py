@@ -253,38 +253,43 @@ PROGRESS_AFTER_S: Final = 2.0
 
 
 @contextmanager
-def progress(what: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
+def progress(what: str, total: int | None = None) -> Iterator[Callable[[int, str], None]]:
     """Show on stderr how far something is that takes its time, if that is a terminal; it is gone at the end.
 
     Args:
         what: what is done.
-        total: bytes in all, where they are known.
+        total: of whatever is counted, where it is known; the time left is shown then.
 
     Yields:
-        what is told the bytes that are done, as far as they are known.
+        what is told how much is done, and a few words beside the bar.
     """
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     console = Console(stderr=True)
     bar = Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),
-        TextColumn("{task.fields[size]}"),
-        TimeElapsedColumn(),
+        TextColumn("{task.fields[beside]}", markup=False),
+        TimeElapsedColumn() if total is None else TimeRemainingColumn(),
         console=console,
         transient=True,
         disable=not console.is_terminal,
     )
-    task = bar.add_task(what, total=total, size="")
+    task = bar.add_task(what, total=total, beside="")
     late = Timer(PROGRESS_AFTER_S, bar.start)
     late.daemon = True
     late.start()
     try:
-        yield lambda done: bar.update(task, completed=done, size=f"{done / 1e6:,.1f} MB")
+        yield lambda done, beside: bar.update(task, completed=done, beside=beside)
     finally:
         late.cancel()
         late.join()
         bar.stop()
+
+
+def megabytes(count: int) -> str:
+    """A number of bytes."""
+    return f"{count / 1e6:,.1f} MB"
 
 
 def done(said: str, result: Mapping[str, Any], as_json: bool) -> None:

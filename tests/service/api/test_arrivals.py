@@ -17,7 +17,7 @@ class Listener:
 
     def __init__(self) -> None:
         self.clock = FakeClock()
-        self.arrivals = Arrivals(self.clock)
+        self.arrivals = Arrivals(self.clock, WAITING)
         self._pairs: dict[AcceptedSocket, socket.socket] = {}
         self._names: dict[AcceptedSocket, str] = {}
 
@@ -46,7 +46,6 @@ class Listener:
 @pytest.fixture
 def listener(monkeypatch: pytest.MonkeyPatch) -> Iterator[Listener]:
     monkeypatch.setattr(arrivals, "BEGUN_AT_ONCE_MAX", AT_ONCE)
-    monkeypatch.setattr(arrivals, "WAITING_MAX", WAITING)
     made = Listener()
     yield made
     made.close()
@@ -64,6 +63,13 @@ def test_as_many_as_may_be_open_begin_at_once_and_others_at_a_pace(listener: Lis
     for name in "efgh":
         listener.come("10.0.0.1", name)
     assert len(listener.begun()) == AT_ONCE  # not what an hour has saved up
+
+
+def test_one_that_has_come_to_something_gives_its_place_back(listener: Listener) -> None:
+    for _ in range(10 * AT_ONCE):  # as through a proxy that connects anew for each request
+        listener.come("10.0.0.1")
+        assert len(listener.begun()) == 1
+        listener.arrivals.give_back()
 
 
 def test_addresses_take_turns_and_of_an_address_the_newest_is_first(listener: Listener) -> None:

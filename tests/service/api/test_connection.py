@@ -160,7 +160,7 @@ def test_a_lost_connection_is_freed_without_a_garbage_collection(monkeypatch, co
 
 
 def test_who_connects_without_a_pause_is_begun_at_a_pace_and_others_are_served(monkeypatch, closed, request):
-    for name, value in {"BEGUN_AT_ONCE_MAX": 2, "BEGUN_PER_S": 50.0, "WAITING_MAX": 4}.items():
+    for name, value in {"BEGUN_AT_ONCE_MAX": 2, "BEGUN_PER_S": 50.0}.items():
         monkeypatch.setattr(arrivals, name, value)
     connect = request.getfixturevalue("connect")
     open_already = connect(asking(b"/agent/1"))
@@ -172,6 +172,25 @@ def test_who_connects_without_a_pause_is_begun_at_a_pace_and_others_are_served(m
     newcomer = connect(asking(b"/agent/2"))
     assert newcomer.recv(1000).startswith(b"HTTP/1.1 204 ")
     assert closed["waiting"] > 0
+
+
+def test_whoever_has_a_token_may_connect_anew_for_each_request(monkeypatch, request):
+    for name, value in {"BEGUN_AT_ONCE_MAX": 2, "BEGUN_PER_S": 0.01}.items():  # the third would wait for a minute
+        monkeypatch.setattr(arrivals, name, value)
+    connect = request.getfixturevalue("connect")
+    for _ in range(20):
+        with connect(asking(b"/agent/1")) as one:
+            assert one.recv(1000).startswith(b"HTTP/1.1 204 ")
+
+
+@pytest.mark.parametrize(("limit", "fits"), [(256, False), (1_024, True), (4_096, True), (20_000, True)])
+def test_connections_and_those_that_wait_leave_descriptors_for_the_rest(monkeypatch, limit, fits):
+    monkeypatch.setattr(connection.resource, "getrlimit", lambda _which: (limit, limit))
+    monkeypatch.setattr(connection.resource, "setrlimit", lambda _which, _limits: None)
+    most = connection._connections_max()
+    waiting = most * arrivals.WAITING_MAX // connection.CONNECTIONS_MAX
+    assert most >= 1
+    assert (most + waiting + connection.FILES_KEPT <= limit) == fits
 
 
 def test_a_malformed_request_is_answered_with_a_problem(connect, closed):

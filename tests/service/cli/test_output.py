@@ -76,7 +76,7 @@ def test_what_takes_long_shows_a_bar_at_a_terminal_alone(capsys, monkeypatch):
     for at_terminal in (True, False):
         monkeypatch.setattr("sys.stderr.isatty", lambda at_terminal=at_terminal: at_terminal)
         with output.progress("writing x") as show:
-            show(3_000_000)
+            show(3_000_000, "3.0 MB")
         captured = capsys.readouterr()
         assert (captured.out, "writing x" in captured.err) == ("", at_terminal)
 

@@ -1,9 +1,10 @@
 """Connections that were accepted and have not begun, and the pace at which they do.
 
 To begin a connection, read its first request and look up its token costs a thousand times what it costs a client to
-connect. So as many as may be open begin at once, as after a restart, and then `BEGUN_PER_S`: a client that connects
-again whenever it is closed takes a part of a core that is known. While they wait, addresses take turns, and of an
-address the newest is first, whose client is most likely to wait still.
+connect. So connections that come to nothing have a pace: `BEGUN_AT_ONCE_MAX`, as after a restart, and then
+`BEGUN_PER_S`. A client that connects again whenever it is closed takes a part of a core that is known. One for whose
+token there was room gives its place back, so that a proxy may connect anew for each request. While they wait,
+addresses take turns, and of an address the newest is first, whose client is most likely to wait still.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ BEGUN_AT_ONCE_MAX: Final = CONNECTIONS_MAX
 BEGUN_PER_S: Final = 128.0
 """How many begin each second once `BEGUN_AT_ONCE_MAX` have; what is not used is saved up to there."""
 WAITING_MAX: Final = 1_024
-"""Connections that wait to begin. Beyond, the oldest of the address with most of them is closed."""
+"""Connections that wait to begin, or fewer where there are few descriptors. Beyond, the oldest of the address with most
+of them is closed."""
 
 
 class AcceptedSocket(NamedTuple):
@@ -41,9 +43,15 @@ class AcceptedSocket(NamedTuple):
 class Arrivals:
     """Those of an api process. For the thread of the event loop only."""
 
-    def __init__(self, clock: Clock) -> None:
-        """Do no I/O."""
+    def __init__(self, clock: Clock, most: int) -> None:
+        """Do no I/O.
+
+        Args:
+            clock: by which they begin.
+            most: connections that wait at a time.
+        """
         self._clock = clock
+        self._most = most
         self._left, self._at_s = float(BEGUN_AT_ONCE_MAX), clock.monotonic_s()
         self._waiting: OrderedDict[Account, deque[AcceptedSocket]] = OrderedDict()
         """Newest last; whose turn it is first."""
@@ -56,7 +64,7 @@ class Arrivals:
         """Let a connection wait; returns one that makes room for it, for its caller to close."""
         self._waiting.setdefault(account_at(arrival.address), deque()).append(arrival)
         self._count += 1
-        if self._count <= WAITING_MAX:
+        if self._count <= self._most:
             return None
         most = max(self._waiting, key=lambda account: len(self._waiting[account]))
         return self._take(most, self._waiting[most].popleft())
@@ -74,6 +82,10 @@ class Arrivals:
     def begin(self) -> None:
         """Note that one has begun."""
         self._left -= 1.0
+
+    def give_back(self) -> None:
+        """Note that one that has begun has come to something."""
+        self._left += 1.0
 
     def wait_s(self) -> float:
         """Time until the next one may begin; 0.0: now."""

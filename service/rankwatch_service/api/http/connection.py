@@ -35,7 +35,7 @@ from rankwatch_service.access.budgets import (
     Budgets,
     account_at,
 )
-from rankwatch_service.api.http.arrivals import AcceptedSocket, Arrivals
+from rankwatch_service.api.http.arrivals import WAITING_MAX, AcceptedSocket, Arrivals
 from rankwatch_service.clock import SystemClock
 
 HEAD_BYTES_MAX: Final = 65_536
@@ -48,7 +48,8 @@ ANSWER_S: Final = 10.0
 """Within each such time a client takes `TAKEN_BYTES_MIN` of what waits for it, or all of it."""
 TAKEN_BYTES_MIN: Final = 16_384
 FILES_KEPT: Final = 512
-"""Descriptors for the database, the log, the libraries, and requests that the second process answers."""
+"""Descriptors for the database, the log, the libraries, requests that the second process answers, and connections that
+are closing."""
 WRITE_BUFFER_BYTES: Final = 65_536
 """Of an answer that the client does not read; asyncio's default over TLS is eight times as much. From here on the
 answer counts as unread."""
@@ -81,6 +82,7 @@ class Connections:
         self._closing: set[ClientConnection] = set()
         self._sweeping = False
         self._most = _connections_max()
+        self.arrivals = Arrivals(SystemClock(), -(-self._most * WAITING_MAX // CONNECTIONS_MAX))
         budgets.shrink(CONNECTIONS, self._most)
 
     def protocol(self, **how: Any) -> ClientConnection:
@@ -103,7 +105,10 @@ class Connections:
         """A connection counts for another account from now on; False: that one has no room, or it is gone already."""
         is_here = one in self._all and one not in self._closing
         gone = self._budgets.reserve(CONNECTIONS, one.account, one) if is_here else one
-        if gone is not None and gone is not one:
+        if gone is None and one.has_place:
+            one.has_place = False
+            self.arrivals.give_back()
+        elif gone is not None and gone is not one:
             self.refuse(gone, "crowded", 503, "this connection made room for those of others")
         return gone is not one
 
@@ -211,6 +216,8 @@ class ClientConnection(HttpToolsProtocol):
         self.in_head = True
         self.account = account_at("")
         """For which it counts."""
+        self.has_place = True
+        """Whether it holds a place in the pace of `arrivals`: there was no room for its token yet."""
         self.deadline_s = float("inf")
         """When what is awaited must be there, by the event loop's clock; infinite between requests."""
 
@@ -379,15 +386,16 @@ def _too_large() -> str:
 
 
 def _connections_max() -> int:
-    """`CONNECTIONS_MAX`, or as many as there are file descriptors for."""
+    """`CONNECTIONS_MAX`, or as many as there are file descriptors for, beside those that wait to begin."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = CONNECTIONS_MAX + FILES_KEPT
+    wanted = CONNECTIONS_MAX + WAITING_MAX + FILES_KEPT
     if soft != resource.RLIM_INFINITY and soft < wanted:
         soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     if soft == resource.RLIM_INFINITY:
         return CONNECTIONS_MAX
-    return max(min(CONNECTIONS_MAX, soft - FILES_KEPT), PART)
+    room = (soft - FILES_KEPT) * CONNECTIONS_MAX // (CONNECTIONS_MAX + WAITING_MAX)
+    return max(min(CONNECTIONS_MAX, room), PART)
 
 
 CLOSED_TOGETHER: Final = 32
@@ -415,7 +423,6 @@ class TlsServer(uvicorn.Server):
         super().__init__(config)
         self._connections = connections
         self._tls = tls
-        self._arrivals = Arrivals(SystemClock())
         self._arrived = asyncio.Event()
         self._accepting: Sequence[asyncio.Task[None]] = ()
         self._handshakes: set[asyncio.Task[None]] = set()
@@ -433,7 +440,7 @@ class TlsServer(uvicorn.Server):
         """Stop listening, and end what is open."""
         for task in (*self._accepting, *self._handshakes):
             task.cancel()
-        self._arrivals.close()
+        self._connections.arrivals.close()
         await super().shutdown(sockets)
 
     async def _accept(self, listener: socket.socket) -> None:
@@ -446,8 +453,8 @@ class TlsServer(uvicorn.Server):
                     await asyncio.sleep(ACCEPT_AGAIN_S)
                     continue
                 arrival = AcceptedSocket(accepted, peer[0])
-                if self._arrivals or self._arrivals.wait_s():
-                    if gone := self._arrivals.add(arrival):
+                if self._connections.arrivals or self._connections.arrivals.wait_s():
+                    if gone := self._connections.arrivals.add(arrival):
                         self._connections.turn_away(gone.accepted)
                     self._arrived.set()
                 else:
@@ -457,15 +464,15 @@ class TlsServer(uvicorn.Server):
     async def _begin_all(self) -> None:
         """Begin connections that had to wait, when they may."""
         while True:
-            while arrival := self._arrivals.next():
+            while arrival := self._connections.arrivals.next():
                 if arrival.is_gone():
                     arrival.accepted.close()
                 else:
                     self._begin(arrival)
                     await asyncio.sleep(0)
             self._arrived.clear()
-            if self._arrivals:
-                await asyncio.sleep(self._arrivals.wait_s())
+            if self._connections.arrivals:
+                await asyncio.sleep(self._connections.arrivals.wait_s())
             else:
                 await self._arrived.wait()
 
@@ -477,7 +484,7 @@ class TlsServer(uvicorn.Server):
         task = asyncio.get_running_loop().create_task(opening)
         self._handshakes.add(task)
         task.add_done_callback(partial(self._shaken, one, arrival.accepted))
-        self._arrivals.begin()
+        self._connections.arrivals.begin()
         one.begin(arrival.address, task.cancel)
 
     def _shaken(self, one: ClientConnection, accepted: socket.socket, task: asyncio.Task[None]) -> None:

@@ -116,7 +116,7 @@ def _missing_file(url: str) -> str | None:
 
 app = typer.Typer(help="Upgrade, check or copy the database.", no_args_is_help=True)
 BACKUP_PAGES: Final = 1_000
-"""Copied at a time: between, the service writes."""
+"""Copied at a time: then the bar moves on."""
 
 
 @app.command("upgrade")
@@ -180,14 +180,17 @@ def back_up_database(
 
 def _copy(database: str, file: Path) -> None:
     with closing(sqlite3.connect(database)) as source, closing(sqlite3.connect(file)) as target:
+        # Without this moment to read as of, the copy would begin anew at each write of the service.
+        source.execute("BEGIN")
+        source.execute("SELECT count(*) FROM sqlite_schema").fetchone()
         ((page_bytes,),) = source.execute("PRAGMA page_size")
         with output.progress(f"copying {database}", Path(database).stat().st_size) as show:
-            source.backup(
-                target,
-                pages=BACKUP_PAGES,
-                progress=lambda _status, left, total: show((total - left) * page_bytes),
-                sleep=0.0,
-            )
+
+            def copied(_status: int, left: int, total: int) -> None:
+                done = (total - left) * page_bytes
+                show(done, output.megabytes(done))
+
+            source.backup(target, pages=BACKUP_PAGES, progress=copied)
 
 
 @app.command("forget-key")

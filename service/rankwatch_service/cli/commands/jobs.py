@@ -101,7 +101,13 @@ def export_job(
     """Write what the ranks of a job have reported to a file that `rankwatch replay` reads."""
     client = connect(url, token)
     with output.progress(f"writing {path}") as show:
-        written = client.save(f"{job_path(job)}/telemetry", path, show, from_step=from_step, to_step=to_step)
+        written = client.save(
+            f"{job_path(job)}/telemetry",
+            path,
+            lambda done: show(done, output.megabytes(done)),
+            from_step=from_step,
+            to_step=to_step,
+        )
     output.done(f"{path}: {written:,} bytes", {"file": str(path), "bytes": written}, as_json)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -14,6 +13,7 @@ import typer
 
 from rankwatch.terminal import json_line, printable
 from rankwatch_detectors.metrics import COLUMNS
+from rankwatch_service.cli import output
 from rankwatch_service.cli.configuration import read_rules
 from rankwatch_service.cli.errors import CliError, Status
 from rankwatch_service.cli.options import JSON
@@ -22,10 +22,7 @@ if TYPE_CHECKING:
     from rankwatch_detectors.catalogue import CatalogueConfig
     from rankwatch_detectors.metric_rule import MetricRule
     from rankwatch_service.incidents.model import Incident
-    from rankwatch_service.replay.run import OnProgress, ReplayResult
-
-PROGRESS_AFTER_S: Final = 2.0
-"""A replay that takes longer shows its progress."""
+    from rankwatch_service.replay.run import ReplayResult
 
 FILES_HELP: Final = "CSV (also .gz), Parquet or TensorBoard event files of one job."
 # Unreadable files are reported when they are opened, like all other problems with files.
@@ -127,31 +124,15 @@ def _played(
             from rankwatch_service.replay.run import replay as run
 
             sources = [ForeignFile(reader, path, columns) for path in files]
-            with _progress(sum(source.total for source in sources)) as progress:
+            began_s = time.monotonic()
+            with output.progress("judging", max(sum(source.total for source in sources), 1)) as show:
+
+                def progress(done: int, steps: int) -> None:
+                    show(done, f"{steps / (time.monotonic() - began_s):,.0f} steps/s")
+
                 return run(sources, columns, configs, job=job, until_step=until_step, progress=progress, rules=rules)
     except ReplayError as error:
         raise CliError(Status.FINDINGS, str(error)) from error
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[OnProgress]:
-    """A progress bar on stderr, with steps a second and the time left, if that is a terminal and it takes longer."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    rate = TextColumn("{task.fields[rate]:,.0f} steps/s")
-    columns = (TextColumn("judging"), BarColumn(), TaskProgressColumn(), rate, TimeRemainingColumn())
-    began_s = time.monotonic()
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("judging", total=max(total, 1), visible=False, rate=0.0)
-
-        def show(done: int, steps: int) -> None:
-            passed_s = time.monotonic() - began_s
-            if passed_s > PROGRESS_AFTER_S:
-                bar.update(task, completed=done, rate=steps / passed_s, visible=True)
-
-        yield show
 
 
 def _lists(outcome: ReplayResult, names: tuple[str, str]) -> list[tuple[str, list[Incident]]]:
